@@ -1,0 +1,58 @@
+# Every target makes what it needs in .venv first, so any of them may come first on a machine that
+# has Python 3.11 or later, make and a package registry.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+# What each stamp installs besides the package itself.
+EXTRAS_base :=
+EXTRAS_dev := [dev,sklearn]
+EXTRAS_docs := [docs]
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench docs clean venv
+# Two pips at work in one environment get in each other's way.
+.NOTPARALLEL:
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-6s %s\n", $$1, $$2}' Makefile
+
+demo: $(VENV)/.stamp-base ## train a fair and private model on Adult, from scratch
+	$(BIN)/fpfl demo
+
+test: $(VENV)/.stamp-dev ## run the tests
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.stamp-dev ## check style, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.stamp-base ## measure speed
+	$(BIN)/python -m benchmarks
+
+ifneq ($(wildcard mkdocs.yml),)
+docs: $(VENV)/.stamp-docs ## build the pages into site/
+	$(BIN)/mkdocs build --strict
+else
+docs:
+	@echo "No mkdocs.yml yet: the pages are plain Markdown, read them under docs/."
+endif
+
+clean: ## remove caches and build outputs (.venv and runs/ stay)
+	rm -rf build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name .venv -prune -o -name .git -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+venv:
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
+	  $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "fpfl needs Python 3.11 or later, and '$(PYTHON)' is not that." \
+	      "Name another one: make PYTHON=python3.11 ..." >&2; exit 1; }; \
+	  $(PYTHON) -m venv $(VENV) || { \
+	    echo "'$(PYTHON) -m venv $(VENV)' failed. On Debian or Ubuntu install the package" \
+	      "python3-venv; elsewhere name another Python: make PYTHON=python3.11 ..." >&2; exit 1; }; }
+
+$(VENV)/.stamp-%: pyproject.toml constraints.txt | venv
+	$(BIN)/python -m pip install -c constraints.txt -e '.$(EXTRAS_$*)'
+	@touch $@

@@ -1,0 +1,52 @@
+"""fpfl: group-fair, differentially private federated learning.
+
+Importing this package imports torch and numpy alone; everything else is imported where it is used.
+"""
+
+from fpfl.data import Attribute, FederatedDataset, Schema, load_adult
+from fpfl.fairness import (
+    Constraint,
+    Evaluation,
+    Rate,
+    accuracy_parity,
+    demographic_parity,
+    equal_error,
+    equalized_odds,
+    fnr_parity,
+    predictive_parity,
+)
+from fpfl.methods import BMDM, MMDM, Tran
+from fpfl.models import mlp
+from fpfl.privacy import PrivacyPlan
+from fpfl.privacy.settings import Clipping, Privacy
+from fpfl.server import Run, evaluate_model
+from fpfl.train import FpflWarning, train
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BMDM",
+    "MMDM",
+    "Attribute",
+    "Clipping",
+    "Constraint",
+    "Evaluation",
+    "FederatedDataset",
+    "FpflWarning",
+    "Privacy",
+    "PrivacyPlan",
+    "Rate",
+    "Run",
+    "Schema",
+    "Tran",
+    "accuracy_parity",
+    "demographic_parity",
+    "equal_error",
+    "equalized_odds",
+    "evaluate_model",
+    "fnr_parity",
+    "load_adult",
+    "mlp",
+    "predictive_parity",
+    "train",
+]

@@ -1,0 +1,7 @@
+"""Where data comes from: the schema, federated datasets, Adult."""
+
+from fpfl.data.adult import load_adult
+from fpfl.data.federated import Cohort, FederatedDataset
+from fpfl.data.schema import Attribute, Schema
+
+__all__ = ["Attribute", "Cohort", "FederatedDataset", "Schema", "load_adult"]

@@ -1,0 +1,233 @@
+"""Running the rows of a table: every row and seed through ``fpfl.train``, side by side."""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+import os
+import platform
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+
+from fpfl.data.adult import load_adult
+from fpfl.data.federated import FederatedDataset
+from fpfl.experiments.tables import NETWORKS, Row, load_table, matches
+from fpfl.fairness.constraints import fnr_parity
+from fpfl.methods import MMDM, Method, Tran
+from fpfl.models import mlp
+from fpfl.privacy.plan import Convention
+from fpfl.privacy.settings import Privacy
+from fpfl.server.run import Run
+from fpfl.server.selection import Rule
+from fpfl.train import train
+
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What may be varied for a whole table, never for one row.
+
+    ``noise_multiplier`` replaces calibration (where dp-accounting is not installed);
+    ``normaliser`` and ``selection`` replace the table's own, for the alternatives in
+    docs/reproduction.md.
+    """
+
+    convention: Convention = "paper"
+    noise_multiplier: float | None = None
+    normaliser: str | None = None
+    selection: str | None = None
+    device: str = "cpu"
+
+
+def population(row: Row) -> int:
+    """K of a row: users of mean size, or single samples when the row is central."""
+    return _population(row, 0).population
+
+
+def run_row(row: Row, seed: int, options: Options) -> Result:
+    """Train one row with one seed and evaluate it on the test set and the training population."""
+    start = time.perf_counter()
+    data = _population(row, seed)
+    run = train_row(row, data, seed, options)
+    test = run.evaluate(load_adult("test"), bootstrap=0)
+    training = run.evaluate(data, bootstrap=0)
+    statement = run.privacy.as_dict() if run.privacy else {}
+    constrained = training.gaps["fnr"].value
+    return {
+        "table": row.table,
+        "data": "adult",
+        "model": row.model,
+        "algorithm": row.algorithm,
+        "cohort": row.cohort,
+        "population": data.population,
+        "rounds": row.rounds,
+        "seed": seed,
+        "accuracy": test.accuracy,
+        **{f"{name}_gap": test.gaps[name].value for name in ("fnr", "eo", "demp", "pp")},
+        "accuracy_gap": test.gaps["accuracy"].value,
+        "train_accuracy": training.accuracy,
+        "train_gap": constrained,
+        "convention": statement.get("convention"),
+        "epsilon": statement.get("epsilon"),
+        "epsilon_honest": statement.get("epsilon_honest"),
+        "delta": statement.get("delta"),
+        "noise_multiplier": statement.get("noise_multiplier"),
+        "seconds": round(time.perf_counter() - start, 2),
+    }
+
+
+def train_row(row: Row, data: FederatedDataset, seed: int, options: Options) -> Run:
+    """Train one row: Algorithm 1 with that row's parts switched on."""
+    constraint = fnr_parity("sex", tolerance=row.tolerance) if row.method else None
+    privacy = None
+    if row.private:
+        assert row.clip is not None  # the table gives every private row one
+        privacy = Privacy(
+            epsilon=row.epsilon if options.noise_multiplier is None else None,
+            noise_multiplier=options.noise_multiplier,
+            clip=row.clip,
+            delta=row.delta,
+            convention=options.convention,
+        )
+    # The paper samples without replacement; only the poisson convention has it otherwise.
+    poisson = options.convention == "poisson" and row.cohort is not None
+    with warnings.catch_warnings():
+        # δ = 5e-5 is the paper's, and that noise drowns some constraints is what the table shows.
+        warnings.simplefilter("ignore", UserWarning)
+        return train(
+            mlp(data.schema.shape[0], NETWORKS[row.model], seed=seed).to(options.device),
+            data,
+            cohort=row.cohort or row.batch or 1,
+            rounds=row.rounds,
+            constraint=constraint,
+            method=_method(row),
+            privacy=privacy,
+            clip=None if row.private else row.clip,
+            sampling="poisson" if poisson else "without-replacement",
+            learning_rate=row.learning_rate,
+            normaliser=_normaliser(options.normaliser or row.normaliser),
+            selection=_selection(options.selection or row.selection),
+            seed=seed,
+            noise_seed=seed if row.private else None,
+        )
+
+
+def reproduce(
+    table: str,
+    *,
+    seeds: Sequence[int],
+    pattern: str = "*",
+    options: Options | None = None,
+    jobs: int | None = None,
+    report: Callable[[Result, int, int], None] | None = None,
+) -> list[Result]:
+    """Run the rows of a table that match, with every seed; results in the table's order."""
+    options = options or Options()
+    rows = [row for row in load_table(table) if matches(row.name(population(row)), pattern)]
+    if not rows:
+        names = [row.name(population(row)) for row in load_table(table)]
+        raise ValueError(f"no row of {table} matches {pattern!r}; the rows are {', '.join(names)}")
+    if not seeds:
+        raise ValueError("no seeds were given; give at least one")
+    work = [(row, seed) for row in rows for seed in seeds]
+    results: dict[int, Result] = {}
+    for index, result in _run_all(work, options, jobs or os.cpu_count() or 1):
+        results[index] = result
+        if report:
+            report(result, len(results), len(work))
+    return [results[i] for i in range(len(work))]
+
+
+def _run_all(
+    work: Sequence[tuple[Row, int]], options: Options, jobs: int
+) -> Iterator[tuple[int, Result]]:
+    if jobs == 1 or len(work) == 1 or options.device != "cpu":
+        for index, (row, seed) in enumerate(work):
+            yield index, run_row(row, seed, options)
+        return
+    # One thread for each process: two threads sharing small matrices are slower than two runs.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(
+        min(jobs, len(work)), mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
+    ) as pool:
+        futures = {
+            pool.submit(run_row, row, seed, options): index
+            for index, (row, seed) in enumerate(work)
+        }
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+
+
+def write_results(folder: Path, results: list[Result], about: dict[str, Any]) -> None:
+    """Write ``results.json`` (the runs), ``about.json`` and ``table.md`` (for people)."""
+    from fpfl.report.tables import markdown_table
+
+    folder.mkdir(parents=True, exist_ok=True)
+    plain = [
+        {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in r.items()}
+        for r in results
+    ]
+    (folder / "results.json").write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
+    (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    rows = load_table(results[0]["table"])
+    (folder / "table.md").write_text(markdown_table(results, rows, about), encoding="utf-8")
+
+
+def about_this_run(command: str, seconds: float) -> dict[str, Any]:
+    """What a reader needs to place the figures: command, machine, versions, date."""
+    return {
+        "command": command,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "hardware": f"{os.cpu_count()} cores, {platform.machine()}, "
+        + (torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "wall_seconds": round(seconds, 1),
+    }
+
+
+@lru_cache(maxsize=2)
+def _population_of(mean_samples: float | None, seed: int) -> FederatedDataset:
+    data = load_adult("train")
+    return (
+        data.single_samples()
+        if mean_samples is None
+        else data.partition(mean=mean_samples, seed=seed)
+    )
+
+
+def _population(row: Row, seed: int) -> FederatedDataset:
+    return _population_of(row.mean_samples, seed)
+
+
+def _method(row: Row) -> Method | None:
+    if row.method == "tran":
+        return Tran(rate=row.multiplier_rate, max_multiplier=row.max_multiplier)
+    if row.method == "mmdm":
+        return MMDM(damping=row.damping, rate=row.multiplier_rate)
+    return None
+
+
+def _normaliser(value: str) -> Literal["users", "samples"]:
+    if value not in ("users", "samples"):
+        raise ValueError(f"the normaliser is {value!r}; expected 'users' or 'samples'")
+    return "users" if value == "users" else "samples"
+
+
+def _selection(value: str) -> Rule:
+    for rule in get_args(Rule):
+        if value == rule:
+            chosen: Rule = rule
+            return chosen
+    raise ValueError(f"the selection is {value!r}; expected 'best', 'last' or 'average'")

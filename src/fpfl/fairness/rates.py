@@ -1,0 +1,154 @@
+r"""Rates: the functions of interest f whose averages fairness compares.
+
+A rate is three functions on a batch of samples:
+
+- the *condition* that picks d' (for the false negative rate: y = 1), from the labels alone;
+- the true f, counted on the hard predictions, in [0, 1]: it gives F and with it h, g and signs;
+- its differentiable *stand-in* on the soft scores: it gives ∇F.
+
+Scores have shape (n, classes) for classification (two columns for a binary model too) and (n,)
+for regression. A rate of one's own is one ``Rate(...)`` with these three functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Kind = Literal["classification", "regression"]
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A function of interest.
+
+    Parameters
+    ----------
+    name
+        How it is called in tables and in the layout of v.
+    condition
+        ``condition(labels) -> bool tensor``: which samples are in d'.
+    true
+        ``true(predictions, labels) -> tensor in [0, 1]``: f itself, on hard predictions.
+    standin
+        ``standin(scores, labels) -> tensor``: a differentiable estimate of f.
+    kind
+        The task it is for.
+    """
+
+    name: str
+    condition: Callable[[Tensor], Tensor]
+    true: Callable[[Tensor, Tensor], Tensor]
+    standin: Callable[[Tensor, Tensor], Tensor]
+    kind: Kind = "classification"
+
+    def evaluate(self, predictions: Tensor, labels: Tensor) -> Tensor:
+        """f on every sample, kept in [0, 1] so that one sample's count is bounded."""
+        return self.true(predictions, labels).clamp(0.0, 1.0)
+
+
+def _everyone(labels: Tensor) -> Tensor:
+    return torch.ones_like(labels, dtype=torch.bool)
+
+
+def false_negative_rate(positive: int = 1) -> Rate:
+    """P[Ŷ ≠ positive | Y = positive]; the stand-in is 1 − ψ(x) (the paper's appendix)."""
+    return Rate(
+        "FNR",
+        condition=lambda y: y == positive,
+        true=lambda p, y: (p != positive).float(),
+        standin=lambda s, y: 1.0 - s[..., positive],
+    )
+
+
+def false_positive_rate(positive: int = 1) -> Rate:
+    """P[Ŷ = positive | Y ≠ positive]."""
+    return Rate(
+        "FPR",
+        condition=lambda y: y != positive,
+        true=lambda p, y: (p == positive).float(),
+        standin=lambda s, y: s[..., positive],
+    )
+
+
+def true_positive_rate(positive: int = 1) -> Rate:
+    """P[Ŷ = positive | Y = positive]."""
+    return Rate(
+        "TPR",
+        condition=lambda y: y == positive,
+        true=lambda p, y: (p == positive).float(),
+        standin=lambda s, y: s[..., positive],
+    )
+
+
+def class_recall(label: int) -> Rate:
+    """P[Ŷ = label | Y = label], for one class of many."""
+    rate = true_positive_rate(label)
+    return Rate(f"recall[{label}]", rate.condition, rate.true, rate.standin)
+
+
+def accuracy() -> Rate:
+    """P[Ŷ = Y], for any number of classes; the stand-in is the score of the true class."""
+    return Rate(
+        "accuracy",
+        condition=_everyone,
+        true=lambda p, y: (p == y).float(),
+        standin=lambda s, y: s.gather(-1, y.unsqueeze(-1)).squeeze(-1),
+    )
+
+
+def selection_rate(positive: int = 1) -> Rate:
+    """P[Ŷ = positive], the rate of demographic parity."""
+    return Rate(
+        "selection rate",
+        condition=_everyone,
+        true=lambda p, y: (p == positive).float(),
+        standin=lambda s, y: s[..., positive],
+    )
+
+
+def _span(label_range: tuple[float, float]) -> tuple[float, float]:
+    low, high = label_range
+    if not low < high:
+        raise ValueError(f"the label range {label_range} is empty; give one with low < high")
+    return low, high - low
+
+
+def squared_error(label_range: tuple[float, float]) -> Rate:
+    """((ŷ − y)/(high − low))², so that f is bounded by 1 on the declared range."""
+    _, span = _span(label_range)
+    return Rate(
+        "squared error",
+        condition=_everyone,
+        true=lambda p, y: ((p - y) / span) ** 2,
+        standin=lambda s, y: ((s - y) / span) ** 2,
+        kind="regression",
+    )
+
+
+def absolute_error(label_range: tuple[float, float]) -> Rate:
+    """|ŷ − y|/(high − low)."""
+    _, span = _span(label_range)
+    return Rate(
+        "absolute error",
+        condition=_everyone,
+        true=lambda p, y: (p - y).abs() / span,
+        standin=lambda s, y: (s - y).abs() / span,
+        kind="regression",
+    )
+
+
+def mean_prediction(label_range: tuple[float, float]) -> Rate:
+    """(ŷ − low)/(high − low): demographic parity's counterpart for regression."""
+    low, span = _span(label_range)
+    return Rate(
+        "mean prediction",
+        condition=_everyone,
+        true=lambda p, y: (p - low) / span,
+        standin=lambda s, y: (s - low) / span,
+        kind="regression",
+    )

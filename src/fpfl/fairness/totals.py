@@ -1,0 +1,72 @@
+r"""Totals: a round's summed statistics, taken apart; what a method decides by.
+
+They may be noisy: n'_a can be zero or negative, F_a can exceed n'_a. Every quotient is guarded
+here, in one place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+SMALLEST_COUNT = 1.0
+"""A released n' below one sample says nothing about a rate: its constraint rests that round."""
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over a cohort, with R rates, G groups and p parameters.
+
+    ``loss_gradient`` is ∇L of shape (p,) and ``normaliser`` the public constant N it is divided
+    by. ``F``, ``n`` (R, G) and ``F_gradient`` (R, G, p) belong to the groups;
+    ``overall_F``, ``overall_n`` (R,) and ``overall_F_gradient`` (R, p) to everybody.
+    ``hits`` and ``misses`` count right and wrong predictions where v carries them.
+    """
+
+    loss_gradient: Tensor
+    normaliser: float
+    F: Tensor
+    n: Tensor
+    F_gradient: Tensor
+    overall_F: Tensor
+    overall_n: Tensor
+    overall_F_gradient: Tensor
+    hits: Tensor | None = None
+    misses: Tensor | None = None
+
+    def overall(self) -> Tensor:
+        """F/n' of every rate, as released; NaN where n' says nothing."""
+        return _quotient(self.overall_F, self.overall_n)
+
+    def values(self) -> Tensor:
+        """F_a/n'_a of every rate and group, as released; NaN where n'_a says nothing."""
+        return _quotient(self.F, self.n)
+
+    def differences(self) -> Tensor:
+        """F/n' − F_a/n'_a of shape (R, G), kept in [−1, 1]; NaN where it is not known.
+
+        The difference is bounded, not the rates: rates cut off at 1 would make a model that errs
+        on everybody look perfectly fair, whatever the noise.
+        """
+        return (self.overall().unsqueeze(-1) - self.values()).clamp(-1.0, 1.0)
+
+    def gap(self) -> float:
+        """The largest known |F/n' − F_a/n'_a|; NaN where none is known."""
+        known = self.differences().abs()
+        known = known[~known.isnan()]
+        return float(known.max()) if known.numel() else float("nan")
+
+    def accuracy(self) -> float:
+        """hits/(hits + misses), kept in [0, 1]; NaN where v does not carry them."""
+        if self.hits is None or self.misses is None:
+            return float("nan")
+        return float(_quotient(self.hits, self.hits + self.misses).clamp(0.0, 1.0))
+
+
+def _quotient(numerator: Tensor, denominator: Tensor) -> Tensor:
+    known = denominator >= SMALLEST_COUNT
+    safe = torch.where(known, denominator, torch.ones_like(denominator))
+    value = numerator / safe
+    return torch.where(known, value, torch.full_like(value, float("nan")))

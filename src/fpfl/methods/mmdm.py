@@ -1,0 +1,91 @@
+r"""The modified method of differential multipliers (Platt and Barr, 1987; the paper's section 3).
+
+With the difference D_a = F/n' − F_a/n'_a of every group a, h_a = |D_a| − α and g_a = max(h_a, 0):
+
+    λ ← λ + γ g
+    direction = ∇L/N + Σ_a (λ_a + c g_a) ∇g_a,   ∇g_a = s_a (∇F/n' − ∇F_a/n'_a),
+
+s_a = sign(D_a) where h_a ≥ 0 and 0 elsewhere. Writing κ_a = s_a (λ_a + c g_a), and ∇F = Σ_a ∇F_a
+where the groups partition the samples, the constraint's part is Σ_a β_a ∇F_a with
+β_a = Σ_b κ_b/n' − κ_a/n'_a. With several rates these sums run over the rates too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fpfl.fairness.totals import Totals
+from fpfl.methods.base import MethodState
+
+
+@dataclass(frozen=True)
+class MMDM:
+    """MMDM; BMDM, the basic method, is ``damping=0``.
+
+    Parameters
+    ----------
+    damping
+        c, the weight of the quadratic penalty that makes the neighbourhood of a solution convex.
+    rate
+        γ, the multipliers' learning rate.
+    tolerance
+        α to train towards; the constraint's own when it is not given. (Selection and verdicts
+        always use the constraint's.)
+
+    Notes
+    -----
+    g ≥ 0, so λ never comes down: faithful to the paper.
+    """
+
+    damping: float = 2.0
+    rate: float = 0.01
+    tolerance: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.damping >= 0.0:
+            raise ValueError(f"damping is {self.damping}; it must be 0 (BMDM) or more")
+        check_rate(self.rate)
+        if self.tolerance is not None and not 0.0 <= self.tolerance < 1.0:
+            raise ValueError(f"tolerance is {self.tolerance}; it must be in [0, 1)")
+
+    def update(
+        self, state: MethodState, totals: Totals, tolerance: float
+    ) -> tuple[MethodState, Tensor]:
+        """One step of the multipliers, then the direction for the parameters."""
+        alpha = tolerance if self.tolerance is None else self.tolerance
+        difference = totals.differences()
+        h = difference.abs() - alpha
+        # A NaN (a count that says nothing) compares false: that constraint rests this round.
+        active = h >= 0
+        g = torch.where(active, h, torch.zeros_like(h))
+        multipliers = state.multipliers + self.rate * g
+        strength = multipliers + self.damping * g
+        kappa = torch.where(active, difference.sign() * strength, torch.zeros_like(h))
+        direction = totals.loss_gradient / totals.normaliser + constraint_direction(kappa, totals)
+        return replace(state, multipliers=multipliers), direction
+
+
+def BMDM(rate: float = 0.01, tolerance: float | None = None) -> MMDM:
+    """The basic method of differential multipliers: MMDM without the quadratic penalty."""
+    return MMDM(damping=0.0, rate=rate, tolerance=tolerance)
+
+
+def constraint_direction(kappa: Tensor, totals: Totals) -> Tensor:
+    """Σ_r Σ_a κ_{r,a} (∇F_r/n'_r − ∇F_{r,a}/n'_{r,a}), for κ of shape (R, G).
+
+    Where κ is not 0 both counts are known, so a count of 1 elsewhere only avoids 0/0.
+    """
+    on_groups = kappa / totals.n.clamp(min=1.0)
+    on_overall = kappa.sum(dim=1) / totals.overall_n.clamp(min=1.0)
+    return torch.einsum("r,rp->p", on_overall, totals.overall_F_gradient) - torch.einsum(
+        "rg,rgp->p", on_groups, totals.F_gradient
+    )
+
+
+def check_rate(rate: float) -> None:
+    """Refuse a learning rate of the multipliers that cannot be one."""
+    if not rate >= 0.0:
+        raise ValueError(f"the multipliers' learning rate is {rate}; it must be 0 or more")

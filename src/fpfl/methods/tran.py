@@ -1,0 +1,58 @@
+r"""Tran, Fioretto and Van Hentenryck (2021), as the paper describes it, without their privacy.
+
+    λ_a ← min(λ_a + γ |F/n' − F_a/n'_a|, λ_max)
+    direction = ∇L/N + Σ_a λ_a |∇F/n' − ∇F_a/n'_a|      (elementwise, the sign is ignored)
+
+There is no tolerance (α = 0); λ_max keeps the multipliers from growing without end. The
+elementwise absolute value is no linear combination of gradients: a method has to see totals.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fpfl.fairness.totals import Totals
+from fpfl.methods.base import MethodState
+from fpfl.methods.mmdm import check_rate
+
+
+@dataclass(frozen=True)
+class Tran:
+    """The method of Tran et al.
+
+    Parameters
+    ----------
+    rate
+        γ, the multipliers' learning rate.
+    max_multiplier
+        λ_max.
+    """
+
+    rate: float = 0.01
+    max_multiplier: float = 0.05
+
+    def __post_init__(self) -> None:
+        check_rate(self.rate)
+        if not self.max_multiplier >= 0.0:
+            raise ValueError(f"max_multiplier is {self.max_multiplier}; it must be 0 or more")
+
+    def update(
+        self, state: MethodState, totals: Totals, tolerance: float
+    ) -> tuple[MethodState, Tensor]:
+        """One step of the multipliers, then the direction; the tolerance is not used."""
+        difference = totals.differences()
+        known = ~difference.isnan()
+        violation = torch.where(known, difference.abs(), torch.zeros_like(difference))
+        multipliers = (state.multipliers + self.rate * violation).clamp(max=self.max_multiplier)
+        overall = totals.overall_F_gradient / totals.overall_n.clamp(min=1.0).unsqueeze(-1)
+        groups = totals.F_gradient / totals.n.clamp(min=1.0).unsqueeze(-1)
+        slopes = (overall.unsqueeze(1) - groups).abs()
+        weights = torch.where(known, multipliers, torch.zeros_like(multipliers))
+        direction = totals.loss_gradient / totals.normaliser
+        return (
+            replace(state, multipliers=multipliers),
+            direction + torch.einsum("rg,rgp->p", weights, slopes),
+        )

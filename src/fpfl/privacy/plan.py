@@ -1,0 +1,469 @@
+"""The privacy plan: sampler, sensitivity, noise and accountant in one object.
+
+Each of the four is right only together with the other three, so they are made together and cannot
+be exchanged one by one.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, get_args
+
+from fpfl.privacy._checks import cohort_of, positive_number, probability, whole_number
+from fpfl.privacy.accounting import (
+    Neighbours,
+    calibrate_poisson,
+    calibrate_without_replacement,
+    epsilon_poisson,
+    epsilon_without_replacement,
+)
+from fpfl.privacy.gaussian import (
+    gaussian_epsilon,
+    gaussian_noise_multiplier,
+    participations_bound,
+)
+from fpfl.privacy.sampling import FixedSizeSampling, PoissonSampling
+from fpfl.privacy.statement import BlockNoise, PrivacyStatement
+
+__all__ = ["Block", "Convention", "Neighbours", "PrivacyPlan", "PrivacyWarning"]
+
+Convention = Literal["paper", "replace-one", "poisson"]
+
+#: Sensitivity in clip bounds of every pair that has a proof, or (the paper's) a precedent. The
+#: first pair of a convention is its default.
+_SENSITIVITY: dict[tuple[str, str], int] = {
+    ("paper", "replace-one"): 1,
+    ("replace-one", "replace-one"): 2,
+    ("poisson", "zero-out"): 1,
+    ("poisson", "add-remove"): 1,
+    ("poisson", "replace-one"): 2,
+}
+
+_WHY_NOT_FIXED_SIZE = (
+    "cohorts of a fixed size are accounted for with 'replace-one' neighbours only: when a user "
+    "leaves, another fills the slot, so the total changes by up to 2C all the same"
+)
+
+
+class PrivacyWarning(UserWarning):
+    """The settings are allowed, but promise less than they may seem to."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A part of the statistics that is clipped and noised on its own.
+
+    Parameters
+    ----------
+    name : str
+        Name of the block.
+    bound : float
+        Clip bound C_b: the largest Euclidean norm of one user's part.
+    share : float
+        Share ρ_b of the budget 1/σ², in (0, 1]; the shares of all blocks add up to 1.
+    """
+
+    name: str
+    bound: float
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ValueError(f"a block's name must be a non-empty string, but got {self.name!r}.")
+        bound = positive_number(
+            f"the bound of block {self.name!r}", self.bound, hint="give its clip bound"
+        )
+        share = positive_number(
+            f"the share of block {self.name!r}",
+            self.share,
+            most=1.0,
+            hint="give its share of 1/σ², where all shares add up to 1",
+        )
+        object.__setattr__(self, "bound", bound)
+        object.__setattr__(self, "share", share)
+
+
+@dataclass(frozen=True, init=False)
+class PrivacyPlan:
+    """What a run promises, and all that has to be done to keep it. Keyword arguments only.
+
+    A user's statistics are clipped block by block to norms C_b and get Gaussian noise of
+
+        s_b = C_b · σ / √ρ_b,    so that    Σ_b (C_b / s_b)² = 1/σ²:
+
+    all blocks together are one Gaussian mechanism with noise multiplier σ.
+
+    =============  ===================  ===========================  ===========  ==============
+    convention     cohorts              neighbours                   sensitivity  accountant
+    =============  ===================  ===========================  ===========  ==============
+    poisson        Poisson              zero-out (default),          C            PLD
+                                        add-remove
+    poisson        Poisson              replace-one                  2C           PLD
+    replace-one    fixed size           replace-one                  2C           RDP
+    paper          fixed size           replace-one                  C (!)        RDP
+    =============  ===================  ===========================  ===========  ==============
+
+    The paper takes σ at face value, as if one user changed a total by C at most. For
+    replacement it is 2C, so its ε is too small: :attr:`epsilon_honest` gives the true one. Use this
+    convention to reproduce the paper, and no other time.
+
+    Parameters
+    ----------
+    population : int
+        Number of users K that ε is computed for.
+    cohort : int
+        Number of users per round m (expected, for Poisson).
+    rounds : int
+        Number of rounds T.
+    noise_multiplier : float
+        σ: the standard deviation of the noise over the clip bound, s/C, of a single block. Never
+        over the sensitivity: at the same ε, ``replace-one`` has twice the paper's.
+    blocks : iterable of Block
+        Parts of the statistics, with different names and shares that add up to 1.
+    convention : {"poisson", "replace-one", "paper"}, default "poisson"
+        Fixes sampler, sensitivity and accountant.
+    neighbours : {"zero-out", "add-remove", "replace-one"}, optional
+        What one user may change; by default the convention's first in the table.
+    delta : float, optional
+        δ; by default 1 / (10 K). Above that there is a warning, from 1 / K on an error.
+    max_participations : int, optional
+        Cap on the rounds that one user takes part in. Poisson sampling with zero-out or add-remove
+        neighbours only; :class:`PoissonSampling` says why.
+    real_population : int, optional
+        Number of users that the run draws its cohorts from, where that is not ``population``:
+        then ε is hypothetical, and :attr:`epsilon_real` is what holds.
+
+    See Also
+    --------
+    PrivacyPlan.calibrate : the same with an ε in place of the noise multiplier.
+    """
+
+    convention: Convention
+    neighbours: Neighbours
+    population: int
+    cohort: int
+    rounds: int
+    delta: float
+    noise_multiplier: float
+    blocks: tuple[Block, ...]
+    max_participations: int | None
+    real_population: int | None
+
+    def __init__(
+        self,
+        *,
+        population: int,
+        cohort: int,
+        rounds: int,
+        noise_multiplier: float,
+        blocks: Iterable[Block],
+        convention: Convention = "poisson",
+        neighbours: Neighbours | None = None,
+        delta: float | None = None,
+        max_participations: int | None = None,
+        real_population: int | None = None,
+    ) -> None:
+        users, size = cohort_of(population, cohort)
+        real = None
+        if real_population is not None:
+            real, _ = cohort_of(real_population, size, of="real_population")
+        relation = _checked_pair(convention, neighbours)
+        fields = {
+            "convention": convention,
+            "neighbours": relation,
+            "population": users,
+            "cohort": size,
+            "rounds": whole_number("rounds", rounds, hint="give the number of rounds"),
+            "delta": _checked_delta(delta, users, real),
+            "noise_multiplier": positive_number(
+                "noise_multiplier",
+                noise_multiplier,
+                hint="give the noise's standard deviation over the clip bound, or use "
+                "PrivacyPlan.calibrate(epsilon=...) to have it computed",
+            ),
+            "blocks": _checked_blocks(blocks),
+            "max_participations": _checked_cap(max_participations, convention, relation),
+            "real_population": real,
+        }
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def calibrate(
+        cls,
+        *,
+        epsilon: float,
+        population: int,
+        cohort: int,
+        rounds: int,
+        blocks: Iterable[Block],
+        convention: Convention = "poisson",
+        neighbours: Neighbours | None = None,
+        delta: float | None = None,
+        max_participations: int | None = None,
+        real_population: int | None = None,
+    ) -> PrivacyPlan:
+        """Return the plan with the least noise whose :attr:`epsilon` is at most ``epsilon``.
+
+        Parameters
+        ----------
+        epsilon : float
+            ε in (0, 100], by the plan's own convention and for ``population``.
+        population, cohort, rounds, blocks, convention, neighbours, delta, max_participations, \
+real_population
+            As in :class:`PrivacyPlan`.
+
+        Returns
+        -------
+        PrivacyPlan
+            ε is met to about one part in ten thousand, from below.
+        """
+        plan = cls(
+            population=population,
+            cohort=cohort,
+            rounds=rounds,
+            noise_multiplier=1.0,  # so that all the rest is checked before a long computation
+            blocks=blocks,
+            convention=convention,
+            neighbours=neighbours,
+            delta=delta,
+            max_participations=max_participations,
+            real_population=real_population,
+        )
+        if plan.convention == "poisson":
+            noise = calibrate_poisson(
+                epsilon, plan.cohort / plan.population, plan.rounds, plan.delta, plan.neighbours
+            )
+            if plan.max_participations is not None:
+                capped = gaussian_noise_multiplier(
+                    epsilon, plan.participations, plan.delta, sensitivity=plan.sensitivity
+                )
+                noise = min(noise, capped)
+        else:
+            noise = plan.sensitivity * calibrate_without_replacement(
+                epsilon, plan.population, plan.cohort, plan.rounds, plan.delta
+            )
+        # Nobody has seen this plan yet. Making a second one would warn twice about the same δ.
+        object.__setattr__(plan, "noise_multiplier", noise)
+        return plan
+
+    def noise_stddev(self, name: str) -> float:
+        """Standard deviation of the noise on a block, s_b = C_b · σ / √ρ_b."""
+        for block in self.blocks:
+            if block.name == name:
+                return block.bound * self.noise_multiplier / math.sqrt(block.share)
+        known = ", ".join(repr(block.name) for block in self.blocks)
+        raise ValueError(f"there is no block {name!r} in this plan: its blocks are {known}.")
+
+    @property
+    def sensitivity(self) -> int:
+        """How much one user changes a total, in clip bounds, as the convention has it."""
+        return _SENSITIVITY[self.convention, self.neighbours]
+
+    @property
+    def sensitivity_honest(self) -> int:
+        """How much one user really changes a total, in clip bounds: 2 if replaced, otherwise 1."""
+        return 2 if self.neighbours == "replace-one" else 1
+
+    @property
+    def sampling(self) -> PoissonSampling | FixedSizeSampling:
+        """The sampler of the cohorts, over the users that the run really has."""
+        users = self.real_population or self.population
+        if self.convention == "poisson":
+            return PoissonSampling(users, self.cohort, self.max_participations)
+        return FixedSizeSampling(users, self.cohort)
+
+    @cached_property
+    def epsilon(self) -> float:
+        """ε by the plan's own convention, against those who see only what is released."""
+        return self._amplified(self.population, self.sensitivity)
+
+    @cached_property
+    def epsilon_honest(self) -> float:
+        """ε with the true sensitivity: other than :attr:`epsilon` for the paper's convention."""
+        return self._amplified(self.population, self.sensitivity_honest)
+
+    @cached_property
+    def epsilon_real(self) -> float | None:
+        """Honest ε at the same δ for the real population, or None where there is no other."""
+        real = self._other_population
+        return None if real is None else self._amplified(real, self.sensitivity_honest)
+
+    @cached_property
+    def participations(self) -> int:
+        """Most rounds that one user takes part in: the cap, or what is exceeded with chance δ."""
+        if self.max_participations is not None:
+            return min(self.max_participations, self.rounds)
+        return participations_bound(self.population, self.cohort, self.rounds, self.delta)
+
+    @cached_property
+    def participations_real(self) -> int | None:
+        """:attr:`participations` in the real population, or None where there is no other."""
+        real = self._other_population
+        if real is None or self.max_participations is not None:
+            return None if real is None else self.participations
+        return participations_bound(real, self.cohort, self.rounds, self.delta)
+
+    @cached_property
+    def epsilon_server(self) -> float:
+        """ε against a server that knows the cohorts: unamplified, honest sensitivity.
+
+        For a user who takes part :attr:`participations` times. Needs no accountant.
+        """
+        return self._unamplified(self.participations)
+
+    @cached_property
+    def epsilon_server_real(self) -> float | None:
+        """:attr:`epsilon_server` in the real population, or None where there is no other."""
+        times = self.participations_real
+        return None if times is None else self._unamplified(times)
+
+    def statement(self, seeded_noise: bool, seeded_cohorts: bool) -> PrivacyStatement:
+        """Say in plain words what this plan promises, to whom, and what it does not.
+
+        Parameters
+        ----------
+        seeded_noise : bool
+            Whether the noise comes from a seed (a simulation) and not the operating system.
+        seeded_cohorts : bool
+            Whether the cohorts do.
+        """
+        return PrivacyStatement.of(
+            self,
+            tuple(
+                BlockNoise(block.name, block.bound, block.share, self.noise_stddev(block.name))
+                for block in self.blocks
+            ),
+            seeded_noise=seeded_noise,
+            seeded_cohorts=seeded_cohorts,
+        )
+
+    @property
+    def _other_population(self) -> int | None:
+        return None if self.real_population == self.population else self.real_population
+
+    def _amplified(self, population: int, sensitivity: int) -> float:
+        if self.convention != "poisson":
+            return epsilon_without_replacement(
+                self.noise_multiplier / sensitivity,
+                population,
+                self.cohort,
+                self.rounds,
+                self.delta,
+            )
+        epsilon = epsilon_poisson(
+            self.noise_multiplier,
+            self.cohort / population,
+            self.rounds,
+            self.delta,
+            self.neighbours,
+        )
+        if self.max_participations is None:
+            return epsilon
+        # With a cap, what holds even against the server holds against everyone else too.
+        return min(epsilon, self._unamplified(self.participations))
+
+    def _unamplified(self, participations: int) -> float:
+        return gaussian_epsilon(
+            self.noise_multiplier,
+            participations,
+            self.delta,
+            sensitivity=self.sensitivity_honest,
+        )
+
+
+def _checked_pair(convention: str, neighbours: str | None) -> str:
+    if convention not in get_args(Convention):
+        raise ValueError(
+            f"convention must be one of {_quoted(get_args(Convention))}, but got {convention!r}."
+        )
+    allowed = [relation for known, relation in _SENSITIVITY if known == convention]
+    if neighbours is None:
+        return allowed[0]
+    if neighbours not in get_args(Neighbours):
+        raise ValueError(
+            f"neighbours must be one of {_quoted(get_args(Neighbours))}, but got {neighbours!r}."
+        )
+    if neighbours not in allowed:
+        raise ValueError(
+            f"convention {convention!r} cannot have {neighbours!r} neighbours: "
+            f"{_WHY_NOT_FIXED_SIZE}. Leave neighbours out, or use convention='poisson'."
+        )
+    return neighbours
+
+
+def _checked_delta(delta: float | None, population: int, real: int | None) -> float:
+    if delta is None:
+        return 1 / (10 * population)
+    value = probability("delta", delta, hint="leave it out for 1 / (10 * population)")
+    if value >= 1 / population:
+        raise ValueError(
+            f"delta must be below 1 / population = {1 / population:.3g}, but got {value:g}: a δ "
+            "that large allows to publish one user's data in full. Use 1 / (10 * population) = "
+            f"{1 / (10 * population):.3g} or less, or leave delta out."
+        )
+    # With a hypothetical population δ is that population's matter, unless the real one is larger.
+    users = max(population, real or 0)
+    if value * 10 * users > 1 + 1e-9:
+        warnings.warn(
+            f"delta={value:g} is above 1 / (10 * {users}) = {1 / (10 * users):.3g}: the chance "
+            "that the guarantee fails for some user is not small. Leave delta out to use "
+            "1 / (10 * population).",
+            PrivacyWarning,
+            stacklevel=_stacklevel_of_caller(),
+        )
+    return value
+
+
+def _checked_blocks(blocks: Iterable[Block]) -> tuple[Block, ...]:
+    parts = tuple(blocks)
+    for part in parts:
+        if not isinstance(part, Block):
+            raise ValueError(f"blocks must be Block objects, but got {part!r}.")
+    if not parts:
+        raise ValueError("blocks must not be empty: give at least Block('statistics', bound=C).")
+    names = [part.name for part in parts]
+    if len(set(names)) < len(names):
+        raise ValueError(f"blocks must have different names, but got {_quoted(names)}.")
+    total = math.fsum(part.share for part in parts)
+    if abs(total - 1) > 1e-9:
+        raise ValueError(
+            f"the shares of all blocks must add up to 1, but {_quoted(names)} add up to "
+            f"{total!r}: divide each by their sum."
+        )
+    return parts
+
+
+def _checked_cap(cap: int | None, convention: str, neighbours: str) -> int | None:
+    if cap is None:
+        return None
+    number = whole_number(
+        "max_participations", cap, hint="give the most rounds that one user may take part in"
+    )
+    if convention != "poisson" or neighbours == "replace-one":
+        raise ValueError(
+            f"max_participations={number} cannot be combined with convention {convention!r} and "
+            f"{neighbours!r} neighbours: there, past cohorts and the cap's state depend on each "
+            "other under both neighbours, and no proof covers that. Use convention='poisson' with "
+            "'zero-out' or 'add-remove' neighbours, or leave the cap out."
+        )
+    return number
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(repr(name) for name in names)
+
+
+def _stacklevel_of_caller() -> int:
+    """Stack level, seen from the function that warns, of the first frame outside fpfl."""
+    level, frame = 1, sys._getframe(1)
+    while (
+        frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "fpfl"
+    ):
+        level, frame = level + 1, frame.f_back
+    return level

@@ -1,0 +1,133 @@
+"""What a user of the library says about clipping and privacy; the plan is made from it.
+
+Clip bounds are part of the plan: noise means nothing without the bound that it is measured in.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from fpfl.privacy.plan import Block, Convention, Neighbours, PrivacyPlan
+
+JOINT, GRADIENTS, COUNTS, SELECTION = "joint", "gradients", "counts", "selection"
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """Bounds on what one user can add to a sum.
+
+    Parameters
+    ----------
+    bound
+        C. Without ``counts`` it bounds the paper's whole vector [∇L, F_a, ∇F_a, n'_a] in ℓ2.
+    counts
+        C_s: gives the fairness counts a block of their own, written (F, n' − F) and scaled by
+        min(1, C_s/Σ n'), so that clipping cannot bend the measured rates; ``bound`` is then for
+        the gradients alone.
+    selection
+        The bound of the hits and misses that model selection reads, a block of their own always
+        (inside the joint norm they would crowd the gradient out).
+    counts_share, selection_share
+        Which part of the privacy budget 1/σ² the blocks get; the gradients have the rest.
+    """
+
+    bound: float
+    counts: float | None = None
+    selection: float = 2.0
+    counts_share: float = 0.15
+    selection_share: float = 0.05
+
+    def __post_init__(self) -> None:
+        for name in ("bound", "counts", "selection"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise ValueError(f"the clip bound {name!r} is {value}; it must be positive")
+        for name in ("counts_share", "selection_share"):
+            if not 0.0 < getattr(self, name) < 1.0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be between 0 and 1")
+        if self.counts_share + self.selection_share >= 1.0:
+            raise ValueError("counts_share and selection_share leave nothing for the gradients")
+
+    def blocks(self, *, constrained: bool, selection: bool) -> tuple[Block, ...]:
+        """The blocks of a vector with or without fairness counts and selection counts."""
+        blocks = []
+        rest = 1.0
+        if constrained and self.counts is not None:
+            blocks.append(Block(COUNTS, self.counts, self.counts_share))
+            rest -= self.counts_share
+        if selection:
+            blocks.append(Block(SELECTION, self.selection, self.selection_share))
+            rest -= self.selection_share
+        return (Block(JOINT if self.counts is None else GRADIENTS, self.bound, rest), *blocks)
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """How private a training is to be.
+
+    Parameters
+    ----------
+    epsilon, noise_multiplier
+        Give one: the ε to calibrate to, or σ itself (the noise's standard deviation over the
+        clip bound).
+    clip
+        A clip bound C for the paper's joint clipping, or `Clipping` for more.
+    delta
+        δ; 1/(10 K) when it is not given.
+    convention
+        ``"poisson"`` (Poisson cohorts, PLD), ``"replace-one"`` (fixed cohorts, RDP, sensitivity
+        2C) or ``"paper"`` (the same with σ at face value, for reproduction).
+    neighbours
+        Which populations count as neighbours; the convention's own when it is not given.
+    population
+        Account as if there were so many users (the paper's hypothetical populations). The
+        statement gives the real ε beside it.
+    max_participations
+        Cap on the rounds that one user takes part in.
+    """
+
+    epsilon: float | None = None
+    noise_multiplier: float | None = None
+    clip: float | Clipping = 1.0
+    delta: float | None = None
+    convention: Convention = "poisson"
+    neighbours: Neighbours | None = None
+    population: int | None = None
+    max_participations: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.epsilon is None) == (self.noise_multiplier is None):
+            raise ValueError(
+                f"epsilon={self.epsilon} and noise_multiplier={self.noise_multiplier} were given; "
+                "give exactly one of them"
+            )
+
+    @property
+    def clipping(self) -> Clipping:
+        """The clip bounds."""
+        return self.clip if isinstance(self.clip, Clipping) else Clipping(self.clip)
+
+    def plan(
+        self, *, population: int, cohort: int, rounds: int, blocks: tuple[Block, ...]
+    ) -> PrivacyPlan:
+        """Bind the settings to a population and a schedule."""
+        hypothetical = self.population is not None and self.population != population
+        shared = {
+            "convention": self.convention,
+            "neighbours": self.neighbours,
+            "population": self.population or population,
+            "real_population": population if hypothetical else None,
+            "cohort": cohort,
+            "rounds": rounds,
+            "delta": self.delta,
+            "blocks": blocks,
+            "max_participations": self.max_participations,
+        }
+        if self.noise_multiplier is not None:
+            return PrivacyPlan(noise_multiplier=self.noise_multiplier, **shared)  # type: ignore[arg-type]
+        return PrivacyPlan.calibrate(epsilon=self.epsilon, **shared)  # type: ignore[arg-type]
+
+
+Sampling = Literal["poisson", "without-replacement"]

@@ -1,0 +1,250 @@
+"""What a plan promises, in words that one can read without knowing the method."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from fpfl.privacy.accounting import MissingAccountantError
+
+if TYPE_CHECKING:
+    from fpfl.privacy.plan import PrivacyPlan
+
+NOT_COMPUTED = "ε not computed here: dp-accounting is not installed"
+SEEDED_NOISE = "simulation: no guarantee against anyone who has the seed"
+
+_NEIGHBOURS = {
+    "zero-out": "with the user's data, or with nothing in its place",
+    "add-remove": "with the user among all users, or without",
+    "replace-one": "with the user's data, or with any other data in its place",
+}
+_SAMPLERS = {
+    "poisson": "Poisson sampling: every user takes part in a round independently",
+    "fixed": "sampling without replacement: every cohort has the same size",
+}
+_ACCOUNTANTS = {
+    "poisson": "privacy loss distributions (PLD) for Poisson sampling",
+    "fixed": "Rényi DP for sampling without replacement (Wang et al. 2019), or no amplification "
+    "at all where that gives less",
+}
+
+
+@dataclass(frozen=True)
+class BlockNoise:
+    """A block of the statistics with the noise that it gets."""
+
+    name: str
+    bound: float
+    share: float
+    noise_stddev: float
+
+
+@dataclass(frozen=True)
+class PrivacyStatement:
+    """A plan's promise, made by :meth:`PrivacyPlan.statement`.
+
+    Every ε is None where dp-accounting is missing and it takes an accountant to know it; those of
+    the real population are None where the run draws from the population that ε was computed for.
+    """
+
+    convention: str
+    neighbours: str
+    sampler: str
+    accountant: str
+    population: int
+    real_population: int | None
+    cohort: int
+    rounds: int
+    noise_multiplier: float
+    blocks: tuple[BlockNoise, ...]
+    sensitivity: int
+    sensitivity_honest: int
+    delta: float
+    epsilon: float | None
+    epsilon_honest: float | None
+    epsilon_real: float | None
+    participations: int
+    participations_capped: bool
+    delta_server: float
+    epsilon_server: float
+    participations_real: int | None
+    epsilon_server_real: float | None
+    seeded_noise: bool
+    seeded_cohorts: bool
+
+    @classmethod
+    def of(
+        cls,
+        plan: PrivacyPlan,
+        blocks: tuple[BlockNoise, ...],
+        *,
+        seeded_noise: bool,
+        seeded_cohorts: bool,
+    ) -> PrivacyStatement:
+        """Make the statement of ``plan``."""
+        sampler = "poisson" if plan.convention == "poisson" else "fixed"
+        figures: tuple[float | None, float | None, float | None]
+        try:
+            figures = plan.epsilon, plan.epsilon_honest, plan.epsilon_real
+        except MissingAccountantError:
+            figures = None, None, None
+        capped = plan.max_participations is not None
+        real = plan.real_population
+        return cls(
+            convention=plan.convention,
+            neighbours=plan.neighbours,
+            sampler=_SAMPLERS[sampler],
+            accountant=_ACCOUNTANTS[sampler],
+            population=plan.population,
+            real_population=None if real == plan.population else real,
+            cohort=plan.cohort,
+            rounds=plan.rounds,
+            noise_multiplier=plan.noise_multiplier,
+            blocks=blocks,
+            sensitivity=plan.sensitivity,
+            sensitivity_honest=plan.sensitivity_honest,
+            delta=plan.delta,
+            epsilon=figures[0],
+            epsilon_honest=figures[1],
+            epsilon_real=figures[2],
+            participations=plan.participations,
+            participations_capped=capped,
+            # Without a cap there is also the chance δ that someone takes part more often.
+            delta_server=plan.delta if capped else 2 * plan.delta,
+            epsilon_server=plan.epsilon_server,
+            participations_real=plan.participations_real,
+            epsilon_server_real=plan.epsilon_server_real,
+            seeded_noise=seeded_noise,
+            seeded_cohorts=seeded_cohorts,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all figures, unrounded, in types that JSON knows."""
+        values = asdict(self)
+        values["blocks"] = list(values["blocks"])
+        return values
+
+    def lines(self) -> list[str]:
+        """Return the statement, one sentence or two a line."""
+        return [
+            *self._warnings(),
+            "Protected: all samples of one user together, not single samples. Compared are two "
+            f"worlds: {_NEIGHBOURS[self.neighbours]}.",
+            *self._against_outsiders(),
+            *self._against_server(),
+            *self._how(),
+            "This is the price of this run alone: every further run on the same users (another "
+            "seed, a search for settings) adds to it.",
+        ]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def _warnings(self) -> list[str]:
+        lines = []
+        if self.seeded_noise:
+            lines.append(
+                f"Seeded noise, {SEEDED_NOISE} (and can subtract the noise). All figures below are "
+                "those of a run whose noise nobody knows."
+            )
+        if self.seeded_cohorts:
+            server = self.epsilon_server_real or self.epsilon_server
+            lines.append(
+                "Seeded cohorts: amplification by sampling does not hold against anyone who has "
+                f"that seed. For them ε is the server's, {_figure(server)}."
+            )
+        return lines
+
+    def _against_outsiders(self) -> list[str]:
+        who = "Against those who see only what is released (models and noisy totals)"
+        at = f"at δ = {self.delta:g}"
+        lines = []
+        if self.real_population is not None:
+            lines.append(
+                f"HYPOTHETICAL: the figures for {self.population:,} users are those of a "
+                f"population that this run does not have. It draws from {self.real_population:,} "
+                "users: only the figures marked REAL hold for them."
+            )
+        mark = "" if self.real_population is None else f" HYPOTHETICAL, {self.population:,} users:"
+        if self.epsilon is None or self.epsilon_honest is None:
+            lines.append(f"{who}:{mark} {NOT_COMPUTED} (δ = {self.delta:g}).")
+            if self.real_population is not None:
+                lines.append(f"{who}: REAL, {self.real_population:,} users: {NOT_COMPUTED}.")
+            return lines
+        if self.convention == "paper":
+            lines.append(
+                f"{who}:{mark} honest ε = {_figure(self.epsilon_honest)} {at}. In the paper's "
+                f"convention, at face value, it reads ε = {_figure(self.epsilon)}: that takes one "
+                "user's influence on a total for C, but replacing a user changes it by up to 2C. "
+                "Rely on the honest figure."
+            )
+        else:
+            lines.append(f"{who}:{mark} ε = {_figure(self.epsilon)} {at}.")
+        holds = self.epsilon_honest
+        if self.epsilon_real is not None:
+            holds = self.epsilon_real
+            lines.append(f"{who}: REAL, {self.real_population:,} users: ε = {_figure(holds)} {at}.")
+        lines.append(
+            f"In words: whatever they may conclude, one user's data makes it at most "
+            f"{_times(holds)} times as likely, but for a chance of about δ."
+        )
+        return lines
+
+    def _against_server(self) -> list[str]:
+        who = "Against a server that knows the cohorts (no amplification by sampling)"
+        lines = []
+        mark = "" if self.real_population is None else f" HYPOTHETICAL, {self.population:,} users:"
+        lines.append(f"{who}:{mark} {self._server(self.participations, self.epsilon_server)}")
+        if self.participations_real is not None and self.epsilon_server_real is not None:
+            real = self._server(self.participations_real, self.epsilon_server_real)
+            lines.append(f"{who}: REAL, {self.real_population:,} users: {real}")
+        if self.neighbours == "add-remove":
+            lines.append(
+                "Such a server knows who took part. Against it the user's data is protected, the "
+                "fact of taking part is not."
+            )
+        return lines
+
+    def _server(self, participations: int, epsilon: float) -> str:
+        rounds = f"{participations} round{'' if participations == 1 else 's'}"
+        figure = f"ε = {_figure(epsilon)} at δ = {self.delta_server:g} for a user who takes part in"
+        if self.participations_capped:
+            return f"{figure} {rounds}. That is a cap: nobody takes part more often."
+        return (
+            f"{figure} {rounds}. There is no cap: no user exceeds it but with probability "
+            f"{self.delta:g}, which adds to δ."
+        )
+
+    def _how(self) -> list[str]:
+        users = self.real_population or self.population
+        bounds = {1: "C", 2: "2C"}
+        sensitivity = f"{bounds[self.sensitivity]} (C: clip bound)"
+        if self.sensitivity != self.sensitivity_honest:
+            sensitivity += f" at face value, {bounds[self.sensitivity_honest]} honestly"
+        noise = "; ".join(
+            f"{block.name}: bound {block.bound:g}, noise {block.noise_stddev:.4g}"
+            for block in self.blocks
+        )
+        return [
+            f"Cohorts: {self.sampler}; {self.cohort:,} of {users:,} users per round"
+            f"{' on average' if self.convention == 'poisson' else ''}, {self.rounds:,} rounds. "
+            f"Accountant: {self.accountant}. Neighbours: {self.neighbours}.",
+            f"One user changes a total by at most {sensitivity}. Gaussian noise of "
+            f"{self.noise_multiplier:.4g} clip bounds (standard deviation): {noise}.",
+        ]
+
+
+def _figure(value: float) -> str:
+    """Four digits, rounded up: a bound that is rounded down is no bound."""
+    if value <= 0 or not math.isfinite(value):
+        return f"{value:g}"
+    digits = 3 - math.floor(math.log10(value))
+    scale = 10.0**digits
+    # A relative 1e-12 keeps a value like 2.0000000000000004 from becoming 2.001.
+    up = math.ceil(value * scale * (1 - 1e-12)) / scale
+    return f"{up:,.{max(digits, 0)}f}"
+
+
+def _times(epsilon: float) -> str:
+    return f"{math.exp(epsilon):,.1f}" if epsilon < 10 else f"10^{epsilon / math.log(10):,.0f}"

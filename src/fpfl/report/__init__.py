@@ -1,0 +1,1 @@
+"""For people to look at: tables and pictures."""

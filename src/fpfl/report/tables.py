@@ -1,0 +1,77 @@
+"""Tables for people: results beside the paper's, as Markdown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import mean, stdev
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fpfl.experiments.tables import Row
+
+GAPS = ("fnr_gap", "eo_gap", "demp_gap", "pp_gap")
+
+
+def summarise(values: Sequence[float | None]) -> str:
+    """Mean ± standard deviation over seeds."""
+    known = [v for v in values if v is not None and not math.isnan(v)]
+    if not known:
+        return "–"
+    spread = f" ± {stdev(known):.3f}" if len(known) > 1 else ""
+    return f"{mean(known):.3f}{spread}"
+
+
+def markdown_table(
+    results: Sequence[dict[str, Any]], rows: Sequence[Row], about: dict[str, Any]
+) -> str:
+    """The table of a reproduction: every row's mean and spread, the paper's figure in brackets."""
+    seeds = sorted({result["seed"] for result in results})
+    lines = [
+        f"# {results[0]['table']}",
+        "",
+        f"Mean ± standard deviation over {len(seeds)} seed{'s' * (len(seeds) > 1)} "
+        f"({', '.join(map(str, seeds))}), the paper's single run in brackets. Accuracy and gaps "
+        "are of the test set; the training gap is the constrained rate's (FNR) on the training "
+        "population.",
+        "",
+        "Made by `{command}` on {date} ({hardware}; Python {python}, torch {torch}; "
+        "{wall_seconds} s).".format(**about),
+        "",
+        "| model | algorithm | m | accuracy | FNR gap | training gap | EO gap | DemP gap | PP gap "
+        "| convention | σ | ε | honest ε |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        mine = [
+            r
+            for r in results
+            if (r["model"], r["algorithm"], r["cohort"]) == (row.model, row.algorithm, row.cohort)
+        ]
+        if mine:
+            lines.append(_line(row, mine))
+    return "\n".join(lines) + "\n"
+
+
+def _line(row: Row, mine: Sequence[dict[str, Any]]) -> str:
+    def cell(key: str) -> str:
+        figure = summarise([r[key] for r in mine])
+        return f"{figure} ({row.paper[key]:.3f})" if key in row.paper else figure
+
+    first = mine[0]
+    cells = [
+        row.model,
+        row.algorithm,
+        "–" if row.cohort is None else str(row.cohort),
+        cell("accuracy"),
+        cell("fnr_gap"),
+        cell("train_gap"),
+        *(cell(gap) for gap in GAPS[1:]),
+        first["convention"] or "–",
+        *(_number(first[key]) for key in ("noise_multiplier", "epsilon", "epsilon_honest")),
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}" if value < 1 else f"{value:.2f}"

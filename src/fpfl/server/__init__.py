@@ -1,0 +1,29 @@
+"""What the server does: the round, the optimiser's step, model selection."""
+
+from fpfl.server.round import (
+    Callback,
+    Federation,
+    Outcome,
+    RoundEvent,
+    ServerSettings,
+    serve,
+)
+from fpfl.server.run import Run, evaluate_model, evaluate_vector, with_parameters
+from fpfl.server.selection import Candidate, Selection
+from fpfl.server.simulation import Simulation
+
+__all__ = [
+    "Callback",
+    "Candidate",
+    "Federation",
+    "Outcome",
+    "RoundEvent",
+    "Run",
+    "Selection",
+    "ServerSettings",
+    "Simulation",
+    "evaluate_model",
+    "evaluate_vector",
+    "serve",
+    "with_parameters",
+]

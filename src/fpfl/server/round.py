@@ -1,0 +1,150 @@
+"""The server: Algorithm 1's loop, on released totals and a flat vector of parameters.
+
+It does not know who computed the totals. A simulation and a real federation are two things with a
+``release`` method; the loop below serves both, private or not, constrained or not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fpfl.fairness.totals import Totals
+from fpfl.methods.base import Method, MethodState
+from fpfl.server.selection import Candidate, Rule, Selection
+from fpfl.users.layout import Layout
+
+Row = dict[str, Any]
+"""What one round released, as plain numbers: a row of the history."""
+
+OptimizerFactory = Callable[[list[Tensor]], torch.optim.Optimizer]
+
+
+class Federation(Protocol):
+    """Whoever turns a broadcast model into a released sum of users' statistics."""
+
+    def release(self, round: int, w: Tensor) -> Tensor:
+        """Run one round at w and return the (noisy) summed vector v."""
+        ...
+
+
+@dataclass(frozen=True)
+class RoundEvent:
+    """What a callback sees after a round: the row, and the parameters w_t it led to."""
+
+    row: Row
+    w: Tensor
+    rounds: int
+
+
+Callback = Callable[[RoundEvent], None]
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """What the server needs to know to run.
+
+    ``normaliser`` is the public constant N that the summed loss gradient is divided by,
+    ``tolerance`` is α, ``optimizer`` makes any ``torch.optim`` optimiser for [w].
+    """
+
+    layout: Layout
+    method: Method
+    optimizer: OptimizerFactory
+    rounds: int
+    normaliser: float
+    tolerance: float = 0.0
+    selection: Rule = "best"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the loop returns: the selected parameters, the history, and how it ended."""
+
+    w: Tensor
+    selected: str
+    history: list[Row] = field(repr=False)
+    stopped: str | None = None
+
+
+def serve(
+    federation: Federation,
+    w: Tensor,
+    settings: ServerSettings,
+    callbacks: Sequence[Callback] = (),
+) -> Outcome:
+    """Run T rounds from w_0.
+
+    Each round: v_t released at w_{t−1}; multipliers and direction from its totals (the method);
+    one step of the optimiser; selection. A direction or a model that is not finite stops the run
+    and the last good model is kept.
+    """
+    layout = settings.layout
+    parameter = torch.nn.Parameter(w.clone())
+    optimizer = settings.optimizer([parameter])
+    state = MethodState.zeros(len(layout.rates), len(layout.groups), w.device)
+    selection = Selection(settings.selection, settings.rounds)
+    history: list[Row] = []
+    stopped = None
+    for t in range(1, settings.rounds + 1):
+        before = parameter.detach().clone()
+        totals = layout.totals(federation.release(t, before), settings.normaliser)
+        state, direction = settings.method.update(state, totals, settings.tolerance)
+        parameter.grad = direction
+        optimizer.step()
+        after = parameter.detach()
+        if not bool(direction.isfinite().all() and after.isfinite().all()):
+            stopped = (
+                f"training diverged in round {t}: the update is not finite. The last good model "
+                "is kept; use a smaller learning rate, or clip"
+            )
+            parameter.data.copy_(before)
+            break
+        row = describe(t, totals, state, layout, settings.tolerance)
+        history.append(row)
+        candidate = Candidate(before, t, _number(row["accuracy"]), _number(row["gap"]), row["fair"])
+        selection = selection.observe(candidate, after.clone())
+        for callback in callbacks:
+            callback(RoundEvent(row, after, settings.rounds))
+    chosen, how = selection.choose(parameter.detach().clone(), len(history))
+    return Outcome(chosen, how, history, stopped)
+
+
+def describe(t: int, totals: Totals, state: MethodState, layout: Layout, tolerance: float) -> Row:
+    """A round's history row: functions of the released totals, nothing else."""
+    constrained = bool(layout.rates)
+    gap = totals.gap() if constrained else math.nan
+    accuracy = totals.accuracy()
+    row: Row = {
+        "round": t,
+        "accuracy": None if math.isnan(accuracy) else accuracy,
+        "gap": None if math.isnan(gap) else gap,
+        # Met only where every group's rate is known: silence is not fairness.
+        "fair": not constrained or bool((totals.differences().abs() <= tolerance).all()),
+    }
+    if constrained:
+        row["overall"] = dict(zip(layout.rates, _plain(totals.overall()), strict=True))
+        row["groups"] = _table(layout, totals.values())
+        row["counts"] = _table(layout, totals.n)
+        row["multipliers"] = _table(layout, state.multipliers)
+    return row
+
+
+def _table(layout: Layout, values: Tensor) -> dict[str, dict[str, float | None]]:
+    return {
+        rate: dict(zip(layout.groups, line, strict=True))
+        for rate, line in zip(layout.rates, map(_plain, values), strict=True)
+    }
+
+
+def _plain(values: Tensor) -> list[float | None]:
+    return [None if math.isnan(value) else value for value in values.tolist()]
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value

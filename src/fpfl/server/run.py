@@ -1,0 +1,135 @@
+"""A finished run: the model that was kept, what was released on the way, and what it cost."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from fpfl.data.federated import FederatedDataset
+from fpfl.fairness.constraints import Constraint
+from fpfl.fairness.gaps import Evaluation, evaluate_predictions
+from fpfl.server.round import Row
+from fpfl.users.engine import FlatModel, predict
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fpfl.privacy.statement import PrivacyStatement
+
+
+@dataclass(frozen=True)
+class Run:
+    """What ``fpfl.train`` returns.
+
+    Attributes
+    ----------
+    model
+        The selected model, a copy of the one given; it returns logits.
+    history
+        One row a round: released accuracy, gap, each group's rates, counts and multipliers.
+    privacy
+        The privacy statement; None for a run without privacy.
+    selected
+        Which of the iterates was kept, in words.
+    stopped
+        Why training stopped early, where it did.
+    warnings
+        What a user should know about this run, e.g. a constraint whose noise drowns its signal.
+    settings
+        What the run was started with, as plain values.
+    """
+
+    model: nn.Module
+    history: list[Row] = field(repr=False)
+    privacy: PrivacyStatement | None
+    selected: str
+    constraint: Constraint | None = None
+    stopped: str | None = None
+    warnings: tuple[str, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def evaluate(
+        self, data: FederatedDataset, *, bootstrap: int = 1000, seed: int = 0
+    ) -> Evaluation:
+        """Accuracy and gaps on a dataset, with bootstrap intervals over its users.
+
+        This looks at data without any noise: for a simulation's test set, or public data.
+        """
+        return evaluate_model(
+            self.model, data, constraint=self.constraint, bootstrap=bootstrap, seed=seed
+        )
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the run to a folder: model.safetensors, history.json, run.json, privacy.txt."""
+        from safetensors.torch import save_file
+
+        state = {name: value.contiguous() for name, value in self.model.state_dict().items()}
+        if any(v.is_floating_point() and not bool(v.isfinite().all()) for v in state.values()):
+            raise ValueError("the model has parameters that are not finite; it is not saved")
+        path = Path(folder)
+        path.mkdir(parents=True, exist_ok=True)
+        save_file(state, path / "model.safetensors")
+        (path / "history.json").write_text(json.dumps(self.history) + "\n", encoding="utf-8")
+        about = {
+            "selected": self.selected,
+            "stopped": self.stopped,
+            "warnings": list(self.warnings),
+            "settings": self.settings,
+            "privacy": self.privacy.as_dict() if self.privacy else None,
+        }
+        (path / "run.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+        statement = str(self.privacy) if self.privacy else "This run gives no privacy guarantee."
+        (path / "privacy.txt").write_text(statement + "\n", encoding="utf-8")
+        return path
+
+
+def evaluate_model(
+    model: nn.Module,
+    data: FederatedDataset,
+    *,
+    constraint: Constraint | None = None,
+    bootstrap: int = 1000,
+    seed: int = 0,
+) -> Evaluation:
+    """Evaluate any model on a dataset; see `fpfl.fairness.gaps`."""
+    flat = FlatModel.of(model)
+    return evaluate_vector(flat, flat.vector(), data, constraint, bootstrap, seed)
+
+
+def evaluate_vector(
+    model: FlatModel,
+    w: Tensor,
+    data: FederatedDataset,
+    constraint: Constraint | None = None,
+    bootstrap: int = 1000,
+    seed: int = 0,
+) -> Evaluation:
+    """Evaluate the model with parameters w."""
+    schema = data.schema
+    data = data.to(w.device, w.dtype)
+    users = torch.repeat_interleave(torch.arange(data.population), data.sizes().cpu())
+    return evaluate_predictions(
+        predict(model, w, data.features, schema).cpu(),
+        data.labels.cpu(),
+        data.attributes.cpu(),
+        schema.attributes,
+        classes=schema.classes,
+        label_range=schema.label_range,
+        users=users,
+        constraint=constraint,
+        bootstrap=bootstrap,
+        seed=seed,
+    )
+
+
+def with_parameters(model: FlatModel, w: Tensor) -> nn.Module:
+    """A copy of the module that has the parameters w."""
+    module = copy.deepcopy(model.module)
+    module.load_state_dict(module.state_dict() | model.parameters(w.detach().clone()))
+    return module.eval()

@@ -1,0 +1,16 @@
+"""What happens between users and server: clipping, noise, sums."""
+
+from fpfl.thirdparty.clipping import ClipRule, clip, clip_rules, clipped_sum
+from fpfl.thirdparty.noise import NoiseSource, SeededNoise, SystemNoise
+from fpfl.thirdparty.sums import ThirdParty
+
+__all__ = [
+    "ClipRule",
+    "NoiseSource",
+    "SeededNoise",
+    "SystemNoise",
+    "ThirdParty",
+    "clip",
+    "clip_rules",
+    "clipped_sum",
+]

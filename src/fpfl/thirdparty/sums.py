@@ -1,0 +1,72 @@
+r"""The third party: clips each user's vector, sums, adds noise, and lets nothing else out.
+
+v = Σ_k clip(v^k) + N(0, s_b²) in every block b,   s_b = C_b σ/√ρ_b
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fpfl.privacy.plan import Block, PrivacyPlan
+from fpfl.thirdparty.clipping import ClipRule, clip_rules, clipped_sum
+from fpfl.thirdparty.noise import NoiseSource, SystemNoise
+
+
+@dataclass(frozen=True)
+class ThirdParty:
+    """What stands between the users and the server.
+
+    Parameters
+    ----------
+    places
+        The layout's named slices.
+    blocks
+        The blocks to clip in; empty for no clipping.
+    plan
+        The privacy plan whose noise is added; None for no noise.
+    source
+        Where the noise comes from.
+    """
+
+    places: dict[str, slice]
+    blocks: tuple[Block, ...] = ()
+    plan: PrivacyPlan | None = None
+    source: NoiseSource = field(default_factory=SystemNoise)
+    rules: tuple[ClipRule, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.plan is not None and self.plan.blocks != self.blocks:
+            raise ValueError(
+                f"the plan was made for the blocks {self.plan.blocks}, the third party clips "
+                f"{self.blocks}; use the plan's own"
+            )
+        rules = clip_rules(self.blocks, self.places) if self.blocks else ()
+        object.__setattr__(self, "rules", rules)
+
+    @property
+    def size(self) -> int:
+        """The length of v."""
+        return max(int(place.stop) for place in self.places.values())
+
+    def noise_stddev(self) -> Tensor:
+        """The standard deviation of the noise on every number of v."""
+        scale = torch.zeros(self.size)
+        if self.plan is not None:
+            for rule in self.rules:
+                for place in rule.places:
+                    scale[place] = self.plan.noise_stddev(rule.name)
+        return scale
+
+    def release(self, chunks: Iterable[Tensor], like: Tensor) -> Tensor:
+        """Clip and sum the users' vectors, add the noise; ``like`` gives type and device."""
+        total = like.new_zeros(self.size)
+        for rows in chunks:
+            total += clipped_sum(rows, self.rules) if self.rules else rows.sum(dim=0)
+        if self.plan is None:
+            return total
+        noise = self.source.normal(self.size, dtype=total.dtype, device=total.device)
+        return total + noise * self.noise_stddev().to(total)

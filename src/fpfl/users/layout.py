@@ -1,0 +1,136 @@
+r"""The layout of v: which numbers of the flat vector are what.
+
+    v^k = [∇L, F_a, ∇F_a, n'_a for every rate and group a]                      (the paper's)
+
+followed by the whole's own F, ∇F, n' where the groups do not partition the samples, and by the
+hits and misses that model selection needs. Counts come in one of two bases: the paper's (F, n'),
+or "split", (F, n' − F), in which a hit and an error have the same norm, so that scaling a
+user's counts cannot bend the rate that is measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fpfl.fairness.totals import Totals
+
+Basis = Literal["paper", "split"]
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What B users computed, block by block, before it is made flat; sums over a user's samples."""
+
+    loss_gradient: Tensor  # (B, p)
+    F: Tensor  # (B, R, G)
+    n: Tensor  # (B, R, G)
+    F_gradient: Tensor  # (B, R, G, p)
+    overall_F: Tensor  # (B, R)
+    overall_n: Tensor  # (B, R)
+    overall_F_gradient: Tensor  # (B, R, p); empty where the groups partition
+    hits: Tensor  # (B,)
+    misses: Tensor  # (B,)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names, places and shapes of the blocks of v.
+
+    Parameters
+    ----------
+    parameters
+        p, the number of trainable parameters.
+    rates, groups
+        Names; both empty without a constraint.
+    partition
+        Whether the groups partition the samples, so that the overall sums need no blocks.
+    basis
+        How counts are written (see the module).
+    selection
+        Whether hits and misses are in v.
+    """
+
+    parameters: int
+    rates: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    partition: bool = True
+    basis: Basis = "paper"
+    selection: bool = True
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The blocks' shapes, in the order of v."""
+        p, r, g = self.parameters, len(self.rates), len(self.groups)
+        shapes: dict[str, tuple[int, ...]] = {"loss_gradient": (p,)}
+        if r:
+            shapes |= {"F": (r, g), "F_gradient": (r, g, p), "n": (r, g)}
+            if not self.partition:
+                shapes |= {"overall_F": (r,), "overall_F_gradient": (r, p), "overall_n": (r,)}
+        if self.selection:
+            shapes |= {"hits": (1,), "misses": (1,)}
+        return shapes
+
+    @cached_property
+    def slices(self) -> dict[str, slice]:
+        """Where each block stands in v."""
+        places, start = {}, 0
+        for name, shape in self.shapes.items():
+            stop = start + torch.Size(shape).numel()
+            places[name] = slice(start, stop)
+            start = stop
+        return places
+
+    @property
+    def size(self) -> int:
+        """The length of v."""
+        return sum(torch.Size(shape).numel() for shape in self.shapes.values())
+
+    def flatten(self, statistics: Statistics) -> Tensor:
+        """Write users' statistics as vectors of shape (B, size)."""
+        users = len(statistics.loss_gradient)
+        columns = []
+        for name in self.shapes:
+            block: Tensor = getattr(statistics, name)
+            if self.basis == "split" and name == "n":
+                block = block - statistics.F
+            if self.basis == "split" and name == "overall_n":
+                block = block - statistics.overall_F
+            columns.append(block.reshape(users, -1))
+        return torch.cat(columns, dim=1)
+
+    def totals(self, v: Tensor, normaliser: float) -> Totals:
+        """Take a summed vector apart; ``normaliser`` is the public N the loss is divided by."""
+        if v.shape != (self.size,):
+            raise ValueError(f"v has shape {tuple(v.shape)}; this layout has ({self.size},)")
+        parts = {name: v[place].reshape(self.shapes[name]) for name, place in self.slices.items()}
+        r, g, p = len(self.rates), len(self.groups), self.parameters
+        F = parts.get("F", v.new_zeros(r, g))
+        n = parts.get("n", v.new_zeros(r, g))
+        F_gradient = parts.get("F_gradient", v.new_zeros(r, g, p))
+        if self.basis == "split":
+            n = n + F
+        if self.partition:
+            overall_F, overall_n = F.sum(dim=1), n.sum(dim=1)
+            overall_F_gradient = F_gradient.sum(dim=1)
+        else:
+            overall_F, overall_n = parts["overall_F"], parts["overall_n"]
+            overall_F_gradient = parts["overall_F_gradient"]
+            if self.basis == "split":
+                overall_n = overall_n + overall_F
+        return Totals(
+            loss_gradient=parts["loss_gradient"],
+            normaliser=normaliser,
+            F=F,
+            n=n,
+            F_gradient=F_gradient,
+            overall_F=overall_F,
+            overall_n=overall_n,
+            overall_F_gradient=overall_F_gradient,
+            hits=parts["hits"][0] if self.selection else None,
+            misses=parts["misses"][0] if self.selection else None,
+        )
