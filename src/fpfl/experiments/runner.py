@@ -27,6 +27,7 @@ from fpfl.methods import MMDM, Method, Tran
 from fpfl.models import mlp
 from fpfl.privacy.plan import Convention
 from fpfl.privacy.settings import Privacy
+from fpfl.report.tables import markdown_table
 from fpfl.server.run import Run
 from fpfl.server.selection import Rule
 from fpfl.train import train
@@ -43,7 +44,7 @@ class Options:
     docs/reproduction.md.
     """
 
-    convention: Convention = "paper"
+    convention: Convention = "poisson"
     noise_multiplier: float | None = None
     normaliser: str | None = None
     selection: str | None = None
@@ -131,8 +132,13 @@ def reproduce(
     options: Options | None = None,
     jobs: int | None = None,
     report: Callable[[Result, int, int], None] | None = None,
+    partial: Path | None = None,
 ) -> list[Result]:
-    """Run the rows of a table that match, with every seed; results in the table's order."""
+    """Run the rows of a table that match, with every seed; results in the table's order.
+
+    What is finished so far is kept in the file ``partial`` until all is, so that a run which is
+    cut off has not been for nothing.
+    """
     options = options or Options()
     rows = [row for row in load_table(table) if matches(row.name(population(row)), pattern)]
     if not rows:
@@ -144,8 +150,14 @@ def reproduce(
     results: dict[int, Result] = {}
     for index, result in _run_all(work, options, jobs or os.cpu_count() or 1):
         results[index] = result
+        if partial is not None:
+            partial.parent.mkdir(parents=True, exist_ok=True)
+            done = plain_results([results[i] for i in sorted(results)])
+            partial.write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
         if report:
             report(result, len(results), len(work))
+    if partial is not None:
+        partial.unlink(missing_ok=True)
     return [results[i] for i in range(len(work))]
 
 
@@ -171,17 +183,20 @@ def _run_all(
 
 def write_results(folder: Path, results: list[Result], about: dict[str, Any]) -> None:
     """Write ``results.json`` (the runs), ``about.json`` and ``table.md`` (for people)."""
-    from fpfl.report.tables import markdown_table
-
     folder.mkdir(parents=True, exist_ok=True)
-    plain = [
-        {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in r.items()}
-        for r in results
-    ]
-    (folder / "results.json").write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
+    text = json.dumps(plain_results(results), indent=1) + "\n"
+    (folder / "results.json").write_text(text, encoding="utf-8")
     (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     rows = load_table(results[0]["table"])
     (folder / "table.md").write_text(markdown_table(results, rows, about), encoding="utf-8")
+
+
+def plain_results(results: Sequence[Result]) -> list[Result]:
+    """The results as JSON knows them: None where a figure is not a number."""
+    return [
+        {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in result.items()}
+        for result in results
+    ]
 
 
 def about_this_run(command: str, seconds: float) -> dict[str, Any]:

@@ -247,4 +247,7 @@ def _figure(value: float) -> str:
 
 
 def _times(epsilon: float) -> str:
-    return f"{math.exp(epsilon):,.1f}" if epsilon < 10 else f"10^{epsilon / math.log(10):,.0f}"
+    """Return e^ε, rounded up, as a power of ten where it is large."""
+    if epsilon < 10:
+        return f"{math.ceil(math.exp(epsilon) * 10) / 10:,.1f}"
+    return f"10^{math.ceil(epsilon / math.log(10)):,}"

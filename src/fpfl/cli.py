@@ -1,0 +1,229 @@
+"""The command line: ``fpfl demo``, ``train``, ``privacy``, ``reproduce``.
+
+Bad input ends with exit code 2 and one line; there are no tracebacks for what a user can mend.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+
+from fpfl import __version__
+
+app = typer.Typer(
+    help="Group-fair, differentially private federated learning.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def main() -> None:
+    """Entry point: run the app and turn errors into one line."""
+    _plain_warnings()
+    try:
+        code = app(standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message())
+        code = 2
+    except click.ClickException as error:
+        code = _fail(error.format_message(), 2)
+    except click.Abort:
+        code = _fail("interrupted", 130)
+    except (ValueError, OSError, ImportError) as error:
+        code = _fail(str(error), 2)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the picture and the table.")] = Path(
+        "out/demo"
+    ),
+) -> None:
+    """Show that private federated learning is unfair, and that FPFL repairs it (on Adult)."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from fpfl.experiments.demo import TOLERANCE, draw_demo, run_demo
+    from fpfl.report.progress import progress
+
+    runs = run_demo(progress)
+    table = Table(title="Adult test set, groups by sex; 95% intervals in brackets")
+    for column in ("", "accuracy", "FNR women", "FNR men", "FNR gap", f"within {TOLERANCE}?", "ε"):
+        table.add_column(column)
+    for r in runs:
+        rates, gap = r.test.rates["FNR"], r.test.gaps["fnr"]
+        private = r.run.privacy
+        table.add_row(
+            f"{r.name} ({r.what})",
+            f"{r.test.accuracy:.3f}",
+            f"{rates['sex=Female']:.3f}",
+            f"{rates['sex=Male']:.3f}",
+            f"{gap.value:.3f} [{gap.low:.3f}, {gap.high:.3f}]",
+            gap_verdict(gap.low, gap.high, TOLERANCE),
+            f"{private.epsilon:.2f}" if private and private.epsilon is not None else "none",
+        )
+    console = Console()
+    console.print(table)
+    picture = draw_demo(runs, out / "fnr.png")
+    for r in runs:
+        r.run.save(out / r.name.lower())
+    console.print("\nPrivacy of the FPFL run:", highlight=False)
+    for line in str(runs[-1].run.privacy).splitlines():
+        console.print(f"  {line}", highlight=False, soft_wrap=True)
+    console.print(f"\nPicture: {picture}   Runs: {out}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def train(
+    config: Annotated[Path, typer.Argument(help="The training, as TOML.")],
+    out: Annotated[Path, typer.Option(help="Folder for the finished run.")],
+) -> None:
+    """Train what a config says and save the run."""
+    from fpfl.config import load_config, run_config
+    from fpfl.report.progress import progress
+
+    if out.exists() and any(out.iterdir()):
+        raise ValueError(f"{out} is there already and not empty; name another folder")
+    settings = load_config(config)
+    with progress("training", settings.training.rounds) as callback:
+        run, data, test = run_config(settings, folder=config.parent, callbacks=(callback,))
+    run.save(out)
+    (out / "config.toml").write_text(config.read_text(encoding="utf-8"), encoding="utf-8")
+    print(f"Model: {run.selected}.")
+    for name, part in (("training population", data), ("test set", test)):
+        if part is not None:
+            evaluation = run.evaluate(part)
+            (out / f"evaluation-{name.split()[0]}.json").write_text(
+                json.dumps(evaluation.as_dict(), indent=1) + "\n", encoding="utf-8"
+            )
+            print(f"\nOn the {name} (simulation only: not released under ε):\n{evaluation}")
+    print(f"\n{run.privacy or 'This run gives no privacy guarantee.'}\n\nSaved in {out}")
+    if run.stopped:
+        raise typer.Exit(_fail(run.stopped, 1))
+
+
+@app.command()
+def privacy(
+    population: Annotated[int, typer.Option(help="Number of users K.")],
+    cohort: Annotated[int, typer.Option(help="Users in a round m.")],
+    rounds: Annotated[int, typer.Option(help="Rounds T.")],
+    epsilon: Annotated[float | None, typer.Option(help="ε to calibrate the noise to.")] = None,
+    noise_multiplier: Annotated[float | None, typer.Option(help="σ, instead of ε.")] = None,
+    delta: Annotated[float | None, typer.Option(help="δ; 1/(10 K) by default.")] = None,
+    max_participations: Annotated[int | None, typer.Option(help="Cap per user.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Noise for an ε, or ε for a noise, under all three conventions."""
+    from fpfl.privacy import compare_conventions
+
+    answers = compare_conventions(
+        population=population,
+        cohort=cohort,
+        rounds=rounds,
+        delta=delta,
+        epsilon=epsilon,
+        noise_multiplier=noise_multiplier,
+        max_participations=max_participations,
+    )
+    if as_json:
+        print(json.dumps(answers, indent=1))
+    else:
+        _print_conventions(answers)
+
+
+@app.command()
+def reproduce(
+    table: Annotated[str, typer.Argument(help="adult-central or adult-federated.")],
+    seeds: Annotated[int, typer.Option(help="How many seeds, from 0.")] = 1,
+    rows: Annotated[
+        str, typer.Option(help="Glob on model/algorithm/cohort/population, e.g. '*/FPFL/*'.")
+    ] = "*",
+    out: Annotated[Path | None, typer.Option(help="Folder for results.json, table.md.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print results as JSON.")] = False,
+    convention: Annotated[str, typer.Option(help="poisson, replace-one or paper.")] = "poisson",
+    noise_multiplier: Annotated[float | None, typer.Option(help="σ, instead of ε.")] = None,
+    normaliser: Annotated[str | None, typer.Option(help="users or samples.")] = None,
+    selection: Annotated[str | None, typer.Option(help="best, last or average.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Processes side by side.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+) -> None:
+    """Run a table of the paper and show it beside the paper's figures."""
+    from fpfl.experiments.__main__ import run_table
+
+    text = run_table(
+        table,
+        seeds=seeds,
+        rows=rows,
+        out=out,
+        as_json=as_json,
+        jobs=jobs,
+        convention=convention,
+        noise_multiplier=noise_multiplier,
+        normaliser=normaliser,
+        selection=selection,
+        device=device,
+        words=sys.argv[1:],
+    )
+    print(text)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    print(__version__)
+
+
+def gap_verdict(low: float, high: float, tolerance: float) -> str:
+    """Within, outside or cannot tell, from a gap's interval."""
+    return "yes" if high <= tolerance else "no" if low > tolerance else "cannot tell"
+
+
+def _print_conventions(answers: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"δ = {answers[0]['delta']:g}; σ is the noise over the clip bound")
+    titles = ("convention", "σ", "sensitivity", "ε", "honest ε", "ε against the server")
+    for title in titles:
+        table.add_column(title)
+    for a in answers:
+        table.add_row(
+            a["convention"],
+            f"{a['noise_multiplier']:.4f}",
+            f"{a['sensitivity']}C",
+            f"{a['epsilon']:.3f}",
+            f"{a['epsilon_honest']:.3f}",
+            f"{a['epsilon_server']:.1f} ({a['participations']} participations)",
+        )
+    Console().print(table)
+    print(
+        "paper: cohorts without replacement, RDP, σ at face value (as published).\n"
+        "replace-one: the same with the sensitivity that replacing a user has.\n"
+        "poisson: Poisson cohorts and PLD; the default for training.\n"
+        "Honest ε: with the true sensitivity. The server knows the cohorts, so sampling does not "
+        "hide a user from it."
+    )
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def _plain_warnings() -> None:
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        print(f"warning: {' '.join(str(message).split())}", file=sys.stderr)
+
+    warnings.showwarning = show
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+"""Configs: a training written down as TOML, checked before anything runs.
+
+The five sections are those of ``fpfl.train``; an unknown key is an error, not a silent default.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fpfl.data.adult import load_adult
+from fpfl.data.federated import FederatedDataset
+from fpfl.data.schema import Attribute, Schema
+from fpfl.fairness.constraints import BY_NAME, Constraint, equal_error
+from fpfl.methods import MMDM, Method, Tran
+from fpfl.models import SHALLOW, mlp
+from fpfl.privacy.plan import Convention, Neighbours
+from fpfl.privacy.settings import Clipping, Privacy, Sampling
+from fpfl.server.round import Callback
+from fpfl.server.run import Run
+from fpfl.server.selection import Rule
+from fpfl.train import train
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SchemaConfig(_Section):
+    """The declared public schema of a file of one's own."""
+
+    classes: int | None = 2
+    label_range: tuple[float, float] | None = None
+    attributes: dict[str, list[str]] = {}
+    unknown: list[str] = []
+    samples_per_user: float | None = None
+    population: int | None = None
+
+
+class DataConfig(_Section):
+    """Where the data comes from: ``name = "adult"``, or ``train`` (and ``test``) .npz files.
+
+    A file has the arrays ``features`` and ``labels``, and where they apply ``attributes`` (codes,
+    one column for each declared attribute) and ``users``.
+    """
+
+    name: Literal["adult"] | None = None
+    normalise: Literal["paper", "ranges"] = "ranges"
+    attributes: list[Literal["sex", "race"]] = ["sex"]
+    mean_samples: float | None = Field(default=2.0, gt=0)
+    train: Path | None = None
+    test: Path | None = None
+    # Named so in the file; `schema` itself is taken in pydantic.
+    declared: SchemaConfig | None = Field(default=None, alias="schema")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> DataConfig:
+        if (self.name is None) == (self.train is None):
+            raise ValueError("give either name = 'adult' or train = 'FILE.npz'")
+        if self.train is not None and self.declared is None:
+            raise ValueError("a file needs a declared [data.schema]: classes, attributes, ...")
+        return self
+
+
+class ModelConfig(_Section):
+    """A perceptron's hidden layers."""
+
+    hidden: list[Annotated[int, Field(ge=1)]] = list(SHALLOW)
+
+
+class TrainingConfig(_Section):
+    """How to train; see ``fpfl.train``."""
+
+    cohort: int
+    rounds: int
+    learning_rate: float = 0.1
+    optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
+    normaliser: Literal["users", "samples"] | float = "users"
+    samples_per_user: int | None = None
+    sampling: Sampling | None = None
+    selection: Rule = "best"
+    clip: float | ClipConfig | None = None
+    seed: int | None = None
+    noise_seed: int | None = None
+
+
+class ClipConfig(_Section):
+    """Clip bounds in blocks; see ``Clipping``."""
+
+    bound: float
+    counts: float | None = None
+    selection: float = 2.0
+    counts_share: float = 0.15
+    selection_share: float = 0.05
+
+
+class ConstraintConfig(_Section):
+    """What must be equal between groups."""
+
+    kind: str
+    by: list[str | list[str]] = []
+    tolerance: float = 0.02
+
+
+class MethodConfig(_Section):
+    """How it is enforced."""
+
+    kind: Literal["mmdm", "bmdm", "tran"] = "mmdm"
+    damping: float = 2.0
+    rate: float = 0.01
+    tolerance: float | None = None
+    max_multiplier: float = 0.05
+
+
+class PrivacyConfig(_Section):
+    """How private it is to be; see ``Privacy``."""
+
+    epsilon: float | None = None
+    noise_multiplier: float | None = None
+    delta: float | None = None
+    clip: float | ClipConfig = 1.0
+    convention: Convention = "poisson"
+    neighbours: Neighbours | None = None
+    population: int | None = None
+    max_participations: int | None = None
+
+
+class Config(_Section):
+    """A whole training."""
+
+    data: DataConfig
+    model: ModelConfig = ModelConfig()
+    training: TrainingConfig
+    constraint: ConstraintConfig | None = None
+    method: MethodConfig | None = None
+    privacy: PrivacyConfig | None = None
+
+
+def load_config(path: str | Path) -> Config:
+    """Read a config; a ValueError of one line says what is wrong with it, and where."""
+    try:
+        content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not a TOML file: {error}") from error
+    try:
+        return Config.model_validate(content)
+    except ValidationError as error:
+        raise ValueError(f"{path}: {_one_line(error)}") from error
+
+
+def run_config(
+    config: Config, *, folder: Path = Path(), callbacks: tuple[Callback, ...] = ()
+) -> tuple[Run, FederatedDataset, FederatedDataset | None]:
+    """Train what a config says; also return the training and the test data."""
+    data, test = _data(config, folder)
+    t = config.training
+    outputs = 1 if data.schema.classes in (None, 2) else int(data.schema.classes or 0)
+    inputs = int(np.prod(data.schema.shape))
+    run = train(
+        mlp(inputs, config.model.hidden, outputs, seed=t.seed),
+        data,
+        cohort=t.cohort,
+        rounds=t.rounds,
+        constraint=_constraint(config, data.schema),
+        method=_method(config.method),
+        privacy=_privacy(config.privacy),
+        clip=_clip(t.clip),
+        sampling=t.sampling,
+        learning_rate=t.learning_rate,
+        optimizer=_optimizer(t),
+        normaliser=t.normaliser,
+        samples_per_user=t.samples_per_user,
+        selection=t.selection,
+        seed=t.seed,
+        noise_seed=t.noise_seed,
+        callbacks=callbacks,
+    )
+    return run, data, test
+
+
+def _data(config: Config, folder: Path) -> tuple[FederatedDataset, FederatedDataset | None]:
+    d = config.data
+    if d.train is not None:
+        assert d.declared is not None  # the section checked it
+        test = _load_file(folder / d.test, d.declared, users=False) if d.test else None
+        return _load_file(folder / d.train, d.declared, users=True), test
+    attributes = tuple(d.attributes)
+    train_data = load_adult("train", normalise=d.normalise, attributes=attributes)
+    if d.mean_samples is not None:
+        train_data = train_data.partition(mean=d.mean_samples, seed=config.training.seed)
+    return train_data, load_adult("test", normalise=d.normalise, attributes=attributes)
+
+
+def _load_file(path: Path, declared: SchemaConfig, *, users: bool) -> FederatedDataset:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (ValueError, OSError, EOFError) as error:
+        raise ValueError(f"{path} cannot be read as an .npz file: {error}") from error
+    missing = {"features", "labels"} - set(arrays)
+    if missing:
+        raise ValueError(f"{path} lacks the arrays {sorted(missing)}; it has {sorted(arrays)}")
+    schema = Schema(
+        shape=tuple(arrays["features"].shape[1:]),
+        classes=declared.classes if declared.label_range is None else None,
+        label_range=declared.label_range,
+        attributes=tuple(
+            Attribute(name, tuple(values), unknown=name in declared.unknown)
+            for name, values in declared.attributes.items()
+        ),
+        population=declared.population if users else None,
+        samples_per_user=declared.samples_per_user,
+    )
+    return FederatedDataset.from_samples(
+        arrays["features"],
+        arrays["labels"],
+        arrays.get("attributes"),
+        schema,
+        users=arrays.get("users") if users else None,
+    )
+
+
+def _constraint(config: Config, schema: Schema) -> Constraint | None:
+    c = config.constraint
+    if c is None:
+        return None
+    by = tuple(item if isinstance(item, str) else tuple(item) for item in c.by)
+    if c.kind == "equal_error":
+        if schema.label_range is None:
+            raise ValueError("constraint.kind = 'equal_error' is for regression (label_range)")
+        return equal_error(*by, label_range=schema.label_range, tolerance=c.tolerance)
+    if c.kind not in BY_NAME:
+        known = sorted([*BY_NAME, "equal_error"])
+        raise ValueError(f"constraint.kind is {c.kind!r}; expected one of {known}")
+    return BY_NAME[c.kind](*by, tolerance=c.tolerance)
+
+
+def _method(config: MethodConfig | None) -> Method | None:
+    if config is None:
+        return None
+    if config.kind == "tran":
+        return Tran(rate=config.rate, max_multiplier=config.max_multiplier)
+    damping = 0.0 if config.kind == "bmdm" else config.damping
+    return MMDM(damping=damping, rate=config.rate, tolerance=config.tolerance)
+
+
+def _privacy(config: PrivacyConfig | None) -> Privacy | None:
+    if config is None:
+        return None
+    values = config.model_dump() | {"clip": _clip(config.clip)}
+    return Privacy(**values)
+
+
+def _clip(clip: float | ClipConfig | None) -> float | Clipping | None:
+    return Clipping(**clip.model_dump()) if isinstance(clip, ClipConfig) else clip
+
+
+def _optimizer(t: TrainingConfig) -> Any:
+    import torch
+
+    if t.optimizer == "sgd":
+        return None
+    if t.optimizer == "momentum":
+        return lambda w: torch.optim.SGD(w, lr=t.learning_rate, momentum=0.9)
+    return lambda w: torch.optim.Adam(w, lr=t.learning_rate)
+
+
+def _one_line(error: ValidationError) -> str:
+    parts = []
+    for item in error.errors():
+        where = ".".join(str(piece) for piece in item["loc"]) or "config"
+        what = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden":
+            what = "there is no such key; remove it or correct its name"
+        parts.append(f"{where}: {what}")
+    return "; ".join(parts)

@@ -1,0 +1,193 @@
+"""What users compute, against the batch's own gradients, finite differences and a plain loop."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from conftest import RACE, SEX, make_population
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fpfl import Constraint, FederatedDataset, accuracy_parity, equalized_odds, fnr_parity
+from fpfl.fairness import rates
+from fpfl.users import CohortEngine, FlatModel, task
+
+EVERY_RATE = {
+    "binary": [
+        rates.false_negative_rate(),
+        rates.false_positive_rate(),
+        rates.true_positive_rate(),
+        rates.accuracy(),
+        rates.selection_rate(),
+    ],
+    "multiclass": [rates.accuracy(), rates.class_recall(2), rates.selection_rate(0)],
+    "regression": [
+        rates.squared_error((-5, 5)),
+        rates.absolute_error((-5, 5)),
+        rates.mean_prediction((-5, 5)),
+    ],
+}
+CLASSES = {"binary": 2, "multiclass": 4, "regression": None}
+
+
+def network(data: FederatedDataset, seed: int = 0) -> FlatModel:
+    torch.manual_seed(seed)
+    classes = data.schema.classes
+    outputs = classes if classes and classes > 2 else 1
+    net = nn.Sequential(nn.Linear(*data.schema.shape, 6), nn.Tanh(), nn.Linear(6, outputs))
+    return FlatModel.of(net.double())
+
+
+def everyone(data: FederatedDataset) -> np.ndarray:
+    return np.arange(data.population)
+
+
+def total(engine: CohortEngine, w: Tensor) -> Tensor:
+    return torch.cat(list(engine.statistics(w, everyone(engine.data)))).sum(0)
+
+
+@pytest.mark.parametrize("kind", EVERY_RATE)
+@pytest.mark.parametrize("attributes", [(SEX,), (SEX, RACE)])
+def test_sums_are_the_batchs_and_gradients_match_finite_differences(kind, attributes) -> None:
+    data = make_population(classes=CLASSES[kind], attributes=attributes).to("cpu", torch.float64)
+    model = network(data)
+    constraint = Constraint(tuple(EVERY_RATE[kind]))
+    engine = CohortEngine(model, data, constraint)
+    w = model.vector()
+    totals = engine.layout.totals(total(engine, w), 1.0)
+    schema = data.schema
+    member = engine.groups.membership(data.attributes).double()
+
+    def batch(w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        output = task.flatten_output(model(w, data.features), schema)
+        L = task.loss(output, data.labels, schema).sum()
+        soft = task.scores(output, schema)
+        F = torch.stack(
+            [r.standin(soft, data.labels) * r.condition(data.labels) for r in constraint.rates]
+        )
+        return L, F @ member, F.sum(1)
+
+    for part, gradient in enumerate(
+        (totals.loss_gradient, totals.F_gradient, totals.overall_F_gradient)
+    ):
+        reference = torch.autograd.functional.jacobian(lambda w, i=part: batch(w)[i], w)
+        torch.testing.assert_close(gradient, reference, rtol=1e-10, atol=1e-12)
+        step = 1e-6
+        for j in (0, 7, model.size - 1):
+            e = torch.zeros_like(w)
+            e[j] = step
+            difference = (batch(w + e)[part] - batch(w - e)[part]) / (2 * step)
+            torch.testing.assert_close(gradient[..., j], difference, rtol=1e-5, atol=1e-6)
+
+    output = task.flatten_output(model(w, data.features), schema)
+    predicted = task.predictions(output, schema)
+    for r, rate in enumerate(constraint.rates):
+        condition = rate.condition(data.labels).double()
+        f = rate.evaluate(predicted, data.labels).double() * condition
+        torch.testing.assert_close(totals.F[r], f @ member)
+        torch.testing.assert_close(totals.n[r], condition @ member)
+        torch.testing.assert_close(totals.overall_F[r], f.sum())
+        torch.testing.assert_close(totals.overall_n[r], condition.sum())
+    torch.testing.assert_close(totals.hits + totals.misses, torch.tensor(float(len(data))).double())
+
+
+@given(
+    st.integers(0, 1000),
+    st.integers(1, 25),
+    st.floats(0.3, 6.0),
+    st.sampled_from(["paper", "split"]),
+    st.integers(1, 400_000),
+)
+@settings(max_examples=25, deadline=None)
+def test_many_users_at_once_equal_one_user_at_a_time(seed, users, mean, basis, memory) -> None:
+    """Whatever the sizes and the chunks, each user's vector is what it would compute alone."""
+    data = make_population(users=users, mean=mean, seed=seed).to("cpu", torch.float64)
+    model = network(data, seed)
+    engine = CohortEngine(model, data, equalized_odds("sex"), basis=basis, memory=memory)
+    alone = CohortEngine(model, data, equalized_odds("sex"), basis=basis)
+    w = model.vector()
+    together = torch.cat(list(engine.statistics(w, everyone(data))))
+    single = [
+        torch.cat([torch.zeros(0, engine.layout.size), *alone.statistics(w, np.array([k]))])
+        for k in range(data.population)
+    ]
+    assert len(together) == sum(len(s) for s in single) == int((data.sizes() > 0).sum())
+    torch.testing.assert_close(
+        together.sort(dim=0).values, torch.cat(single).sort(dim=0).values, rtol=1e-10, atol=1e-12
+    )
+
+
+def test_both_bases_carry_the_same_totals() -> None:
+    data = make_population(attributes=(SEX, RACE))
+    model = FlatModel.of(nn.Linear(5, 1))
+    w = model.vector()
+    paper, split = (
+        CohortEngine(model, data, fnr_parity(), basis=basis) for basis in ("paper", "split")
+    )
+    one = paper.layout.totals(total(paper, w), 1.0)
+    other = split.layout.totals(total(split, w), 1.0)
+    for name in ("F", "n", "overall_F", "overall_n", "F_gradient", "hits", "misses"):
+        torch.testing.assert_close(getattr(one, name), getattr(other, name))
+
+
+def test_unknown_groups_count_overall_and_in_no_group() -> None:
+    data = make_population(attributes=(RACE,), users=60)
+    engine = CohortEngine(FlatModel.of(nn.Linear(5, 1)), data, accuracy_parity())
+    assert not engine.layout.partition
+    totals = engine.layout.totals(total(engine, engine.model.vector()), 1.0)
+    unknown = int((data.attributes[:, 0] < 0).sum())
+    assert unknown > 0
+    assert float(totals.overall_n[0]) == len(data)
+    assert float(totals.n.sum()) == len(data) - unknown
+
+
+def test_one_complete_attribute_partitions_and_needs_no_overall_block() -> None:
+    engine = CohortEngine(FlatModel.of(nn.Linear(5, 1)), make_population(), fnr_parity("sex"))
+    assert list(engine.layout.shapes) == ["loss_gradient", "F", "F_gradient", "n", "hits", "misses"]
+    p, groups = 6, 2
+    assert engine.layout.size == (groups + 1) * p + 2 * groups + 2
+
+
+def test_users_without_samples_send_nothing() -> None:
+    data = make_population(users=40, mean=0.5)
+    engine = CohortEngine(FlatModel.of(nn.Linear(5, 1)), data)
+    rows = torch.cat(list(engine.statistics(engine.model.vector(), everyone(data))))
+    assert len(rows) == int((data.sizes() > 0).sum()) < data.population
+    empty = np.flatnonzero(data.sizes().numpy() == 0)
+    assert list(engine.statistics(engine.model.vector(), empty)) == []
+
+
+def test_a_part_of_the_samples() -> None:
+    """At most the asked number, drawn without replacement, every sample equally often."""
+    data = make_population(users=12, mean=5.0)
+    rng = np.random.default_rng(0)
+    seen = np.zeros(len(data))
+    repeats, limit = 4000, 3
+    marked = FederatedDataset(
+        torch.arange(len(data)).float().unsqueeze(1).expand(-1, 5).contiguous(),
+        data.labels,
+        data.attributes,
+        data.offsets,
+        data.schema,
+    )
+    for _ in range(repeats):
+        cohort = marked.cohort(everyone(data), samples_per_user=limit, rng=rng)
+        picked = cohort.features[..., 0][cohort.mask].long().numpy()
+        assert len(set(picked)) == len(picked)
+        seen[picked] += 1
+    sizes = data.sizes().numpy()
+    owners = np.repeat(np.arange(data.population), sizes)
+    expected = np.minimum(sizes, limit)[owners] / sizes[owners]
+    # Bernoulli frequencies: false alarm below 1e-6 for all ~60 samples together (5.6 sigma each).
+    sigma = np.sqrt(expected * (1 - expected) / repeats)
+    assert np.all(np.abs(seen / repeats - expected) <= 5.6 * sigma + 1e-12)
+
+
+def test_dropout_works_and_gradients_stay_per_user() -> None:
+    data = make_population()
+    model = FlatModel.of(nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.Linear(8, 1)))
+    engine = CohortEngine(model, data)
+    rows = torch.cat(list(engine.statistics(model.vector(), everyone(data))))
+    assert bool(rows.isfinite().all())
