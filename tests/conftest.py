@@ -28,9 +28,13 @@ def make_population(
     sizes[0] = max(sizes[0], 1)
     n = int(sizes.sum())
     x = rng.normal(size=(n, features))
-    codes = np.stack(
-        [rng.integers(-1 if a.unknown else 0, len(a.values), n) for a in attributes], axis=1
-    ) if attributes else np.zeros((n, 0), dtype=np.int64)
+    codes = (
+        np.stack(
+            [rng.integers(-1 if a.unknown else 0, len(a.values), n) for a in attributes], axis=1
+        )
+        if attributes
+        else np.zeros((n, 0), dtype=np.int64)
+    )
     signal = x @ rng.normal(size=features) + rng.normal(scale=0.5, size=n)
     if codes.shape[1]:
         signal = signal - 0.7 * (codes[:, 0] == 0)

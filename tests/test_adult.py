@@ -66,24 +66,25 @@ def test_paper_normalisation_is_by_the_training_rows() -> None:
     assert load_adult().schema.feature_ranges is None
 
 
-def test_ranges_are_declared_and_scale_to_the_unit_interval() -> None:
+def test_ranges_are_declared_and_scale_to_three_either_way() -> None:
     with np.load(NPZ, allow_pickle=False) as file:
         age = file["age"][:32_561]
     data = load_adult(normalise="ranges")
     assert data.schema.feature_ranges is not None
     assert data.schema.feature_ranges[0] == (17, 90)
-    np.testing.assert_allclose(data.features[:, 0], (age - 17.0) / 73, atol=1e-6)
+    np.testing.assert_allclose(data.features[:, 0], 6 * (age - 17.0) / 73 - 3, atol=1e-6)
     for split in ("train", "test"):
         x = load_adult(split, normalise="ranges").features
-        assert x.min() == 0
-        assert x.max() == 1
+        assert x.min() == -3
+        assert x.max() == 3
+        assert x[:, 6:].unique().tolist() == [0, 1]
 
 
 def test_values_outside_a_range_are_clamped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(fpfl.data.adult.RANGES, "age", (30, 40))
     x = load_adult(normalise="ranges").features[:, 0]
-    assert x.min() == 0
-    assert x.max() == 1
+    assert x.min() == -3
+    assert x.max() == 3
 
 
 def test_education_says_what_education_num_says() -> None:

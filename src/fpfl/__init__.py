@@ -3,7 +3,7 @@
 Importing this package imports torch and numpy alone; everything else is imported where it is used.
 """
 
-from fpfl.data import Attribute, FederatedDataset, Schema, load_adult
+from fpfl.data import Attribute, FederatedDataset, Schema, load_adult, scale_by_ranges
 from fpfl.fairness import (
     Constraint,
     Evaluation,
@@ -48,5 +48,6 @@ __all__ = [
     "load_adult",
     "mlp",
     "predictive_parity",
+    "scale_by_ranges",
     "train",
 ]

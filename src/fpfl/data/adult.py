@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fpfl.data.federated import FederatedDataset
+from fpfl.data.scaling import scale_by_ranges
 from fpfl.data.schema import Attribute, Schema
 
 __all__ = ["RANGES", "load_adult"]
@@ -56,8 +57,8 @@ def load_adult(
         ``"paper"``: numerical variables have mean 0 and variance 1 over the *training* rows.
         These means and variances are read from the private data: what is trained on them is
         (ε₀ + ε)-differentially private for an ε₀ that the paper leaves unstated and no
-        accountant here knows of. ``"ranges"``: they are scaled to [0, 1] by the declared public
-        `RANGES` (values outside are clamped), which costs no privacy.
+        accountant here knows of. ``"ranges"``: they are scaled to [−3, 3] by the declared
+        public `RANGES` (values outside are clamped), which costs no privacy.
     attributes
         The sensitive attributes, among ``"sex"`` and ``"race"``. Both are features in any case.
 
@@ -84,12 +85,11 @@ def load_adult(
     rows = slice(train_rows) if split == "train" else slice(train_rows, None)
 
     numbers = np.column_stack([data[name].astype(np.float64) for name in RANGES])
-    low, high = np.array(list(RANGES.values())).T
     if normalise == "paper":
         train = numbers[:train_rows]
         numbers = (numbers - train.mean(axis=0)) / train.std(axis=0)
     else:
-        numbers = (numbers.clip(low, high) - low) / (high - low)
+        numbers = scale_by_ranges(numbers, list(RANGES.values()))
     one_hot = [_one_hot(data[name], len(values[name])) for name in _CATEGORICAL]
 
     features = np.concatenate([numbers, *one_hot], axis=1)[rows].astype(np.float32)

@@ -13,14 +13,14 @@ from fpfl.data.federated import FederatedDataset
 from fpfl.fairness.constraints import Constraint, fnr_parity
 from fpfl.fairness.gaps import Evaluation
 from fpfl.models import mlp
-from fpfl.privacy.settings import Clipping, Privacy
+from fpfl.privacy.settings import Privacy
 from fpfl.report.plots import plot_groups
 from fpfl.server.round import Callback, RoundEvent
 from fpfl.server.run import Run, evaluate_vector
 from fpfl.train import train
 from fpfl.users.engine import FlatModel
 
-COHORT, ROUNDS, EPSILON, DELTA, TOLERANCE, SEED = 1000, 250, 2.0, 5e-6, 0.02, 0
+COHORT, ROUNDS, EPSILON, DELTA, CLIP, TOLERANCE, SEED = 1000, 250, 2.0, 5e-6, 2.0, 0.02, 0
 
 Progress = Callable[[str, int], AbstractContextManager[Callback]]
 
@@ -46,8 +46,7 @@ def run_demo(progress: Progress) -> list[DemoRun]:
     data = load_adult("train", normalise="ranges").partition(mean=2, seed=SEED)
     test = load_adult("test", normalise="ranges")
     parity = fnr_parity("sex", tolerance=TOLERANCE)
-    clip = Clipping(bound=2.0, counts=2.0)
-    private = Privacy(epsilon=EPSILON, delta=DELTA, clip=clip)
+    private = Privacy(epsilon=EPSILON, delta=DELTA, clip=CLIP)
     plans: list[tuple[str, str, Constraint | None, Privacy | None]] = [
         ("FL", "federated learning", None, None),
         ("PFL", "private federated learning", None, private),

@@ -1,0 +1,110 @@
+"""The tables: every row of the paper, and results in the promised form."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from fpfl.experiments import runner
+from fpfl.experiments.__main__ import main
+from fpfl.experiments.tables import load_table, matches
+
+FIELDS = [
+    "table", "data", "model", "algorithm", "cohort", "population", "rounds", "seed", "accuracy",
+    "fnr_gap", "eo_gap", "demp_gap", "pp_gap", "accuracy_gap", "train_accuracy", "train_gap",
+    "convention", "epsilon", "epsilon_honest", "delta", "noise_multiplier", "seconds",
+]  # fmt: skip
+
+
+def test_every_row_of_the_papers_tables_is_there() -> None:
+    central = load_table("adult-central")
+    assert [(r.model, r.algorithm) for r in central] == [
+        (model, algorithm)
+        for model in ("shallow", "deep")
+        for algorithm in ("SGD", "Tran", "BMDM", "MMDM")
+    ]
+    federated = load_table("adult-federated")
+    assert len(federated) == 24
+    assert sum(r.cohort == 1000 for r in federated) == 6
+    by_name = {(r.model, r.algorithm, r.cohort): r for r in federated}
+    fpfl_row = by_name["shallow", "FPFL", 1000]
+    assert (fpfl_row.clip, fpfl_row.damping, fpfl_row.rounds, fpfl_row.epsilon) == (2.0, 2, 250, 2)
+    assert fpfl_row.paper["accuracy"] == 0.851
+    pfl = by_name["deep", "PFL", 200]
+    assert (pfl.clip, pfl.method, pfl.rounds) == (2.0, None, 1000)
+    assert by_name["deep", "FFL+Clip", 200].clip == 2.4
+    assert by_name["shallow", "FL+Clip", 200].clip == 1.3
+    free = by_name["deep", "BMDM-FL", 200]
+    assert (free.clip, free.epsilon, free.damping) == (None, None, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "hit"),
+    [("*", True), ("SHALLOW/fpfl/*", True), ("*/FPFL/1000/*", True), ("deep/*", False)],
+)
+def test_patterns_are_case_insensitive_globs(pattern: str, hit: bool) -> None:
+    assert matches("shallow/FPFL/1000/16280", pattern) is hit
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [dataclasses.replace(r, rounds=4) for t in ("adult-central", "adult-federated")
+            for r in load_table(t)]  # fmt: skip
+    monkeypatch.setattr(runner, "load_table", lambda table: [r for r in rows if r.table == table])
+
+
+@pytest.mark.usefixtures("short")
+def test_results_have_the_promised_form(tmp_path, capsys) -> None:
+    out = tmp_path / "out"
+    arguments = ["adult-federated", "--rows", "shallow/*PFL/200/*", "--seeds", "2", "--jobs", "1",
+                 "--out", str(out), "--json"]  # fmt: skip
+    assert main(arguments) == 0
+    printed = json.loads(capsys.readouterr().out)
+    results = json.loads((out / "results.json").read_text())
+    assert results == printed
+    assert [list(r) for r in results] == [FIELDS] * 6
+    assert {r["algorithm"] for r in results} == {"PFL", "BMDM-PFL", "FPFL"}
+    assert {r["seed"] for r in results} == {0, 1}
+    private = results[0]
+    assert private["population"] == 16_280
+    assert private["epsilon"] == pytest.approx(2.0, rel=1e-3)
+    assert private["epsilon_honest"] == private["epsilon"]
+    assert "mean ± standard deviation" in (out / "table.md").read_text().lower()
+    assert json.loads((out / "about.json").read_text())["command"].startswith("fpfl reproduce")
+
+
+@pytest.mark.usefixtures("short")
+def test_the_papers_convention_shows_the_honest_epsilon(capsys) -> None:
+    assert main(["adult-federated", "--rows", "shallow/PFL/200/*", "--convention", "paper",
+                 "--json"]) == 0  # fmt: skip
+    result = json.loads(capsys.readouterr().out)[0]
+    assert result["epsilon"] == pytest.approx(2.0, rel=1e-3)
+    assert result["epsilon_honest"] > 5
+
+
+@pytest.mark.usefixtures("short")
+def test_central_rows_have_no_cohort(capsys) -> None:
+    assert main(["adult-central", "--rows", "shallow/Tran/*", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)[0]
+    assert result["cohort"] is None
+    assert result["population"] == 32_561
+    assert result["epsilon"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nonsense"], "there is no table 'nonsense'"),
+        (["adult-central", "--rows", "nothing/*"], "no row of adult-central matches"),
+        (["adult-central", "--seeds", "0"], "no seeds"),
+        (["adult-central", "--convention", "hope"], "expected one of"),
+        (["adult-central", "--rows", "shallow/SGD/*", "--selection", "luck"], "expected 'best'"),
+    ],
+)
+def test_bad_arguments_end_with_one_line(arguments, message, capsys) -> None:
+    assert main(arguments) == 2
+    error = capsys.readouterr().err.strip()
+    assert message in error
+    assert "\n" not in error

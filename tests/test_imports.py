@@ -1,0 +1,85 @@
+"""What may import what: torch and numpy alone at the top, one way between the rooms."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "fpfl"
+
+# An arrow of the design: this room may import those. `randomness` and `models` are leaves.
+ALLOWED = {
+    "randomness": set(),
+    "models": {"randomness"},
+    "fairness": set(),
+    "data": {"fairness", "randomness"},
+    "methods": {"fairness"},
+    "privacy": {"randomness"},
+    "users": {"data", "fairness"},
+    "thirdparty": {"privacy", "randomness"},
+    "server": {"data", "fairness", "methods", "privacy", "thirdparty", "users", "randomness"},
+    "report": {"server", "experiments", "fairness"},
+}
+
+
+def rooms_imported(room: str) -> dict[str, set[str]]:
+    files = [SOURCE / f"{room}.py"] if (SOURCE / f"{room}.py").exists() else []
+    files += sorted((SOURCE / room).glob("**/*.py"))
+    assert files
+    found = {}
+    for file in files:
+        names = set()
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names.add(node.module)
+            elif isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+        found[file.name] = {name.split(".")[1] for name in names if name.startswith("fpfl.")} - {
+            room
+        }
+    return found
+
+
+@pytest.mark.parametrize("room", ALLOWED)
+def test_imports_run_one_way(room: str) -> None:
+    for file, rooms in rooms_imported(room).items():
+        assert rooms <= ALLOWED[room], f"{room}/{file} imports {rooms - ALLOWED[room]}"
+
+
+def test_import_fpfl_imports_torch_and_numpy_alone() -> None:
+    """In a fresh interpreter, what `import fpfl` adds to torch and numpy is fpfl itself."""
+    code = (
+        "import sys, torch, numpy, torch.func\n"
+        "before = {name.split('.')[0] for name in sys.modules}\n"
+        "import fpfl\n"
+        "after = {name.split('.')[0] for name in sys.modules}\n"
+        "print(sorted(n for n in after - before if n not in sys.stdlib_module_names))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "['fpfl']"
+
+
+def test_the_tables_run_with_torch_and_numpy_alone(tmp_path: Path) -> None:
+    """With every other dependency blocked and σ given, as on a bare machine with a GPU."""
+    code = f"""
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split('.')[0] in {{'dp_accounting', 'scipy', 'pydantic', 'typer', 'click', 'rich',
+                                   'matplotlib', 'safetensors', 'fairlearn'}}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Block())
+import fpfl.experiments.__main__ as m, fpfl.experiments.runner as runner, dataclasses
+load = runner.load_table
+runner.load_table = lambda table: [dataclasses.replace(r, rounds=3) for r in load(table)]
+sys.exit(m.main(['adult-federated', '--rows', 'shallow/FPFL/200/*', '--noise-multiplier', '1.0',
+                 '--out', {str(tmp_path)!r}]))
+"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert out.returncode == 0, out.stderr
+    assert (tmp_path / "results.json").exists()
+    assert not (tmp_path / "partial.json").exists()

@@ -1,0 +1,316 @@
+"""The front door: one path for every kind of training, and errors that help."""
+
+from __future__ import annotations
+
+import json
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from conftest import RACE, SEX, make_population
+from torch import nn
+
+import fpfl
+from fpfl import Clipping, FederatedDataset, Privacy, Schema
+from fpfl.methods import Unconstrained
+from fpfl.server import Candidate, Selection
+
+PRIVATE = Privacy(noise_multiplier=1.0, clip=1.0)
+
+
+def quick(data: FederatedDataset, **settings) -> fpfl.Run:
+    options = {"cohort": 10, "rounds": 5, "seed": 0} | settings
+    torch.manual_seed(0)
+    classes = data.schema.classes
+    outputs = classes if classes and classes > 2 else 1
+    model = options.pop("model", nn.Linear(*data.schema.shape, outputs))
+    return fpfl.train(model, data, **options)
+
+
+def parameters(run: fpfl.Run) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in run.model.parameters()])
+
+
+def test_central_training_is_sgd_on_the_batch() -> None:
+    """All single-sample users in each cohort, no clipping: plain gradient descent on the mean."""
+    data = make_population(users=40).single_samples().to("cpu", torch.float64)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 3), nn.Tanh(), nn.Linear(3, 1)).double()
+    run = fpfl.train(
+        model, data, cohort=data.population, rounds=7, sampling="without-replacement",
+        learning_rate=0.3, selection="last", normaliser="samples",
+    )  # fmt: skip
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    for _ in range(7):
+        optimizer.zero_grad()
+        output = model(data.features).squeeze(-1)
+        nn.functional.binary_cross_entropy_with_logits(output, data.labels.double()).backward()
+        optimizer.step()
+    expected = torch.cat([p.detach().flatten() for p in model.parameters()])
+    torch.testing.assert_close(parameters(run), expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("method", [fpfl.MMDM(), fpfl.BMDM(), fpfl.Tran()])
+def test_central_equals_federated_without_clipping(method) -> None:
+    """Who holds a sample does not matter to a sum: users of any size, the same model."""
+    users = make_population(users=30, seed=5).to("cpu", torch.float64)
+    torch.manual_seed(1)
+    model = nn.Linear(5, 1).double()
+    runs = [
+        fpfl.train(
+            model,
+            data,
+            cohort=data.population,
+            rounds=6,
+            constraint=fpfl.fnr_parity("sex", tolerance=0.0),
+            method=method,
+            sampling="without-replacement",
+            selection="last",
+            normaliser=50.0,
+        )
+        for data in (users, users.single_samples())
+    ]
+    torch.testing.assert_close(parameters(runs[0]), parameters(runs[1]), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("privacy", [None, PRIVATE])
+def test_the_same_seed_gives_the_same_run(privacy) -> None:
+    data = make_population(users=60)
+    settings = {"privacy": privacy, "noise_seed": 3 if privacy else None,
+                "constraint": fpfl.fnr_parity("sex"), "samples_per_user": 2}  # fmt: skip
+    first, again, other = (quick(data, **settings | {"seed": s}) for s in (1, 1, 2))
+    assert torch.equal(parameters(first), parameters(again))
+    assert first.history == again.history
+    assert not torch.equal(parameters(first), parameters(other))
+
+
+def test_noise_is_not_seeded_by_default() -> None:
+    data = make_population(users=60)
+    one, two = (quick(data, privacy=PRIVATE) for _ in range(2))
+    assert not torch.equal(parameters(one), parameters(two))
+    assert "no guarantee" not in str(one.privacy)
+    seeded = quick(data, privacy=PRIVATE, noise_seed=1)
+    assert "simulation: no guarantee against anyone who has the seed" in str(seeded.privacy)
+
+
+def test_the_callers_model_is_left_alone() -> None:
+    model = nn.Linear(5, 1)
+    before = model.weight.detach().clone()
+    quick(make_population(), model=model)
+    assert torch.equal(model.weight, before)
+
+
+@pytest.mark.parametrize(
+    ("classes", "constraint"),
+    [
+        (2, fpfl.equalized_odds("sex")),
+        (2, fpfl.demographic_parity("sex", "race")),
+        (2, fpfl.fnr_parity(("sex", "race"))),
+        (4, fpfl.accuracy_parity("sex", "race")),
+        (None, fpfl.equal_error("sex", label_range=(-5, 5))),
+    ],
+)
+@pytest.mark.parametrize(
+    "privacy", [None, PRIVATE, Privacy(noise_multiplier=1, clip=Clipping(1, counts=1))]
+)
+def test_every_constraint_trains_on_the_same_path(classes, constraint, privacy) -> None:
+    data = make_population(users=200, classes=classes, attributes=(SEX, RACE))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fpfl.FpflWarning)
+        run = quick(data, constraint=constraint, privacy=privacy, cohort=100)
+    assert len(run.history) == 5
+    assert bool(parameters(run).isfinite().all())
+    evaluation = run.evaluate(data, bootstrap=50)
+    assert "constraint" in evaluation.gaps
+    json.dumps(run.history)
+
+
+def test_a_constraint_is_enforced() -> None:
+    """On Adult (training set) MMDM at least halves the FNR gap that SGD leaves, at its accuracy."""
+    data = fpfl.load_adult()
+    evaluations = {}
+    for name, constraint in {"plain": None, "fair": fpfl.fnr_parity("sex")}.items():
+        run = fpfl.train(
+            fpfl.mlp(92, seed=0),
+            data,
+            cohort=400,
+            rounds=500,
+            constraint=constraint,
+            selection="average",
+            seed=0,
+        )
+        evaluations[name] = run.evaluate(data, bootstrap=0)
+    assert evaluations["plain"].gaps["fnr"].value > 0.05
+    fair = evaluations["fair"]
+    assert fair.gaps["fnr"].value < 0.5 * evaluations["plain"].gaps["fnr"].value
+    assert fair.accuracy > evaluations["plain"].accuracy - 0.015
+
+
+def test_adam_works_as_the_server_optimizer() -> None:
+    run = quick(make_population(), optimizer=lambda w: torch.optim.Adam(w, lr=0.01))
+    assert len(run.history) == 5
+
+
+def test_history_shows_what_was_released_and_no_more() -> None:
+    row = quick(make_population(users=60), constraint=fpfl.fnr_parity("sex")).history[0]
+    assert set(row) == {
+        "round", "accuracy", "gap", "fair", "overall", "groups", "counts", "multipliers"
+    }  # fmt: skip
+    assert set(row["groups"]["FNR"]) == {"sex=Female", "sex=Male"}
+
+
+def test_selection_keeps_the_model_that_was_measured() -> None:
+    """v_t measured w_{t−1}: with one round the initial model is the one that is kept."""
+    data = make_population()
+    model = nn.Linear(5, 1)
+    run = quick(data, model=model, rounds=1, selection="best")
+    assert torch.equal(run.model.weight, model.weight)
+    last = quick(data, model=model, rounds=1, selection="last")
+    assert not torch.equal(last.model.weight, model.weight)
+
+
+def test_selection_prefers_fair_then_accurate() -> None:
+    def candidate(t: int, accuracy: float, gap: float, fair: bool) -> Candidate:
+        return Candidate(torch.tensor([float(t)]), t, accuracy, gap, fair)
+
+    state = Selection("best", rounds=5)
+    for c in (
+        candidate(1, 0.9, 0.3, False), candidate(2, 0.7, 0.2, False), candidate(3, 0.6, 0.01, True),
+        candidate(4, 0.8, 0.01, True), candidate(5, float("nan"), 0.0, True),
+    ):  # fmt: skip
+        state = state.observe(c, c.w)
+    assert float(state.choose(torch.zeros(1), 5)[0]) == 4.0
+    unfair = Selection("best", rounds=2).observe(candidate(1, 0.9, 0.3, False), torch.zeros(1))
+    unfair = unfair.observe(candidate(2, 0.7, 0.2, False), torch.zeros(1))
+    w, how = unfair.choose(torch.zeros(1), 2)
+    assert float(w) == 2.0
+    assert "no round met the tolerance" in how
+
+
+def test_average_is_the_mean_of_the_second_half() -> None:
+    state = Selection("average", rounds=4)
+    for t in range(1, 5):
+        state = state.observe(Candidate(torch.zeros(1), t, 0.0, 0.0, True), torch.tensor([1.0 * t]))
+    assert float(state.choose(torch.zeros(1), 4)[0]) == 3.5
+
+
+def test_divergence_stops_with_a_message_and_keeps_a_good_model() -> None:
+    data = make_population(classes=None)
+    model = nn.Linear(5, 1)
+    with pytest.warns(fpfl.FpflWarning, match="diverged in round"):
+        run = quick(data, model=model, learning_rate=1e30, rounds=60, selection="last")
+    assert "smaller learning rate" in run.stopped
+    assert bool(parameters(run).isfinite().all())
+    assert len(run.history) < 60
+
+
+def test_a_drowned_constraint_says_so() -> None:
+    with pytest.warns(fpfl.FpflWarning, match="drowns the signal of FNR in sex=Female"):
+        quick(make_population(users=60), constraint=fpfl.fnr_parity("sex"),
+              privacy=Privacy(noise_multiplier=50.0, clip=1.0))  # fmt: skip
+
+
+def test_save_and_load(tmp_path) -> None:
+    from safetensors.torch import load_file
+
+    run = quick(make_population(users=60), privacy=PRIVATE)
+    folder = run.save(tmp_path / "run")
+    state = load_file(folder / "model.safetensors")
+    assert torch.equal(state["weight"], run.model.weight)
+    assert len(json.loads((folder / "history.json").read_text())) == 5
+    about = json.loads((folder / "run.json").read_text())
+    assert about["privacy"]["noise_multiplier"] == 1.0
+    assert "one user" in (folder / "privacy.txt").read_text()
+
+
+def test_a_model_that_is_not_finite_is_not_saved(tmp_path) -> None:
+    run = quick(make_population())
+    with torch.no_grad():
+        run.model.weight.fill_(float("nan"))
+    with pytest.raises(ValueError, match="not finite"):
+        run.save(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+class Mixing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x - x.mean(dim=0, keepdim=True))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"cohort": 31}, "between 1 and the population 30"),
+        ({"cohort": 0}, "between 1 and the population"),
+        ({"rounds": 0}, "at least 1"),
+        ({"learning_rate": 0.0}, "must be positive"),
+        ({"learning_rate": float("nan")}, "must be positive"),
+        ({"samples_per_user": 0}, "at least 1"),
+        ({"normaliser": -1.0}, "positive public constant"),
+        ({"clip": 1.0, "privacy": PRIVATE}, "belong to the privacy plan"),
+        ({"sampling": "without-replacement", "privacy": PRIVATE}, "does not go with"),
+        ({"method": fpfl.MMDM()}, "none was given"),
+        ({"constraint": fpfl.fnr_parity("age")}, "no attribute 'age'"),
+        ({"constraint": fpfl.equal_error("sex", label_range=(0, 1))}, "for regression"),
+        ({"privacy": Privacy(epsilon=-1.0, clip=1.0)}, "epsilon"),
+        ({"privacy": Privacy(noise_multiplier=1.0, clip=1.0, delta=0.5)}, "delta|δ"),
+        ({"privacy": Privacy(noise_multiplier=1.0, convention="paper", neighbours="zero-out")},
+         "fills the slot"),
+        ({"model": nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))},
+         "BatchNorm1d.*mixes samples.*GroupNorm"),
+        ({"model": Mixing()}, "mixes samples"),
+        ({"model": nn.Sequential(nn.Linear(5, 1), nn.Sigmoid())}, "expected logits"),
+        ({"model": nn.Linear(4, 1)}, "does not take inputs"),
+        ({"model": nn.Linear(5, 2)}, "one logit for two classes"),
+        ({"model": nn.ReLU()}, "no parameters"),
+        ({"seed": -1}, "0 or more"),
+    ],
+)  # fmt: skip
+def test_bad_settings_say_what_to_do(settings, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        quick(make_population(), **settings)
+
+
+def test_bad_types_say_what_was_expected() -> None:
+    data = make_population()
+    with pytest.raises(ValueError, match="expected a FederatedDataset"):
+        fpfl.train(nn.Linear(5, 1), np.zeros((3, 5)), cohort=1, rounds=1)
+    with pytest.raises(ValueError, match=r"expected a torch\.nn\.Module"):
+        fpfl.train("model", data, cohort=1, rounds=1)
+
+
+def test_samples_normaliser_needs_a_declared_constant() -> None:
+    x = np.zeros((4, 5))
+    data = FederatedDataset.from_samples(x, [0, 1, 0, 1], None, Schema((5,)))
+    with pytest.raises(ValueError, match="declare samples_per_user"):
+        quick(data, cohort=2, normaliser="samples")
+
+
+def test_a_rate_that_no_sample_meets_is_refused() -> None:
+    data = FederatedDataset.from_samples(
+        np.zeros((4, 5)), [0, 0, 0, 0], [[0], [1], [0], [1]], Schema((5,), attributes=(SEX,))
+    )
+    with pytest.raises(ValueError, match="no sample meets the condition of the rate 'FNR'"):
+        quick(data, cohort=2, constraint=fpfl.fnr_parity("sex"))
+    some = FederatedDataset.from_samples(
+        np.zeros((4, 5)), [0, 1, 0, 0], [[0], [1], [0], [1]], Schema((5,), attributes=(SEX,))
+    )
+    with pytest.raises(ValueError, match=r"no sample of \['sex=Female'\]"):
+        quick(some, cohort=2, constraint=fpfl.fnr_parity("sex"))
+
+
+def test_a_hypothetical_population_shows_the_real_epsilon() -> None:
+    run = quick(
+        make_population(users=60), privacy=Privacy(noise_multiplier=1.0, clip=1.0, population=6000)
+    )
+    assert run.privacy.epsilon_real > run.privacy.epsilon
+    assert "HYPOTHETICAL" in str(run.privacy)
+
+
+def test_unconstrained_method_is_allowed_without_constraint() -> None:
+    assert len(quick(make_population(), method=Unconstrained()).history) == 5
