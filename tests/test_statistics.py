@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fpfl import Constraint, FederatedDataset, accuracy_parity, equalized_odds, fnr_parity
+from fpfl import (
+    Constraint,
+    FederatedDataset,
+    Schema,
+    accuracy_parity,
+    equalized_odds,
+    fnr_parity,
+)
 from fpfl.fairness import rates
 from fpfl.users import CohortEngine, FlatModel, task
 
@@ -191,3 +198,65 @@ def test_dropout_works_and_gradients_stay_per_user() -> None:
     engine = CohortEngine(model, data)
     rows = torch.cat(list(engine.statistics(model.vector(), everyone(data))))
     assert bool(rows.isfinite().all())
+
+
+class Recurrent(nn.Module):
+    """Token ids through an embedding and an LSTM."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 4)
+        self.lstm = nn.LSTM(4, 5, batch_first=True)
+        self.out = nn.Linear(5, 1)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.out(self.lstm(self.embedding(tokens))[0][:, -1])
+
+
+class Attentive(nn.Module):
+    """A transformer layer over three-number tokens, with layer norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True)
+        self.out = nn.Linear(6, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.layer(x).mean(dim=1))
+
+
+class Convolutional(nn.Module):
+    """A small image model with group norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 1)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [(Recurrent, (7,)), (Attentive, (5, 6)), (Convolutional, (2, 6, 6))],
+)
+def test_other_architectures_equal_autograd_user_by_user(model, shape) -> None:
+    torch.manual_seed(0)
+    sizes = torch.tensor([2, 0, 1, 4])
+    n = int(sizes.sum())
+    x = torch.randint(0, 11, (n, *shape)) if model is Recurrent else torch.randn(n, *shape)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
+    y = torch.randint(0, 2, (n,))
+    data = FederatedDataset(x, y, torch.zeros(n, 0, dtype=torch.int64), offsets, Schema(shape))
+    module = model()
+    engine = CohortEngine(FlatModel.of(module), data)
+    rows = torch.cat(list(engine.statistics(engine.model.vector(), np.array([2, 0, 3]))))
+    for row, k in zip(rows, (2, 0, 3), strict=True):  # from the smallest to the largest
+        part = slice(*offsets[k : k + 2].tolist())
+        loss = nn.functional.binary_cross_entropy_with_logits(
+            module(x[part]).squeeze(-1), y[part].float(), reduction="sum"
+        )
+        gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, module.parameters())])
+        torch.testing.assert_close(row[: len(gradient)], gradient, rtol=1e-4, atol=1e-5)

@@ -74,6 +74,48 @@ def test_central_equals_federated_without_clipping(method) -> None:
     torch.testing.assert_close(parameters(runs[0]), parameters(runs[1]), rtol=1e-9, atol=1e-12)
 
 
+def test_central_training_with_privacy_is_dp_sgd() -> None:
+    """Single-sample users, clipped and noised: the noise of a step is s/N on every weight."""
+    data = make_population(users=300).single_samples()
+    plain, private = (
+        quick(data, cohort=100, rounds=1, selection="last", clip=clip, privacy=privacy, model=model)
+        for model in [nn.Linear(5, 1)]
+        for clip, privacy in ((1e-9, None), (None, Privacy(noise_multiplier=1.0, clip=1e-9)))
+    )
+    # With a clip bound near 0 nothing but noise is left of either step, and that is tiny too.
+    torch.testing.assert_close(parameters(plain), parameters(private), rtol=0, atol=1e-9)
+    steps = torch.stack([
+        parameters(quick(data, cohort=100, rounds=1, selection="last", model=zero_model(),
+                         privacy=Privacy(noise_multiplier=5e6, clip=Clipping(1e-6))))
+        for _ in range(400)
+    ])  # fmt: skip
+    # s = C σ/√0.95, divided by N = 100 and times η = 0.1; 2,400 draws: 5 standard errors are 7%.
+    expected = 0.1 * 5.0 / 0.95**0.5 / 100
+    assert abs(float(steps.std()) / expected - 1) < 0.075
+
+
+def zero_model() -> nn.Linear:
+    model = nn.Linear(5, 1)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    return model
+
+
+def test_fair_dp_sgd_runs_on_the_same_path() -> None:
+    data = make_population(users=300).single_samples()
+    run = quick(data, cohort=150, constraint=fpfl.fnr_parity("sex"),
+                privacy=Privacy(noise_multiplier=0.5, clip=2.0))  # fmt: skip
+    assert len(run.history) == 5
+    assert "one user" in str(run)
+
+
+def test_a_cohort_may_be_empty() -> None:
+    """Poisson cohorts of expected size one are often empty; the round then releases noise."""
+    data = make_population(users=20)
+    assert len(quick(data, cohort=1, rounds=30).history) == 30
+    assert len(quick(data, cohort=1, rounds=30, privacy=PRIVATE).history) == 30
+
+
 @pytest.mark.parametrize("privacy", [None, PRIVATE])
 def test_the_same_seed_gives_the_same_run(privacy) -> None:
     data = make_population(users=60)

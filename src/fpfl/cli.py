@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Annotated, Any
@@ -51,18 +52,20 @@ def demo(
     from rich.console import Console
     from rich.table import Table
 
-    from fpfl.experiments.demo import TOLERANCE, draw_demo, run_demo
+    from fpfl.experiments.demo import TOLERANCE, draw_demo, run_demo, save_demo
+    from fpfl.experiments.runner import about_this_run
     from fpfl.report.progress import progress
 
+    start = time.perf_counter()
     runs = run_demo(progress)
-    table = Table(title="Adult test set, groups by sex; 95% intervals in brackets")
+    table = Table(title="Adult test set, groups by sex (95% interval)")
     for column in ("", "accuracy", "FNR women", "FNR men", "FNR gap", f"within {TOLERANCE}?", "ε"):
         table.add_column(column)
     for r in runs:
         rates, gap = r.test.rates["FNR"], r.test.gaps["fnr"]
         private = r.run.privacy
         table.add_row(
-            f"{r.name} ({r.what})",
+            r.name,
             f"{r.test.accuracy:.3f}",
             f"{rates['sex=Female']:.3f}",
             f"{rates['sex=Male']:.3f}",
@@ -72,9 +75,10 @@ def demo(
         )
     console = Console()
     console.print(table)
-    picture = draw_demo(runs, out / "fnr.png")
     for r in runs:
-        r.run.save(out / r.name.lower())
+        console.print(f"{r.name}: {r.what}", highlight=False)
+    picture = draw_demo(runs, out / "fnr.png")
+    save_demo(runs, out, about_this_run("fpfl demo", time.perf_counter() - start))
     console.print("\nPrivacy of the FPFL run:", highlight=False)
     for line in str(runs[-1].run.privacy).splitlines():
         console.print(f"  {line}", highlight=False, soft_wrap=True)
@@ -97,7 +101,7 @@ def train(
         run, data, test = run_config(settings, folder=config.parent, callbacks=(callback,))
     run.save(out)
     (out / "config.toml").write_text(config.read_text(encoding="utf-8"), encoding="utf-8")
-    print(f"Model: {run.selected}.")
+    print(run)
     for name, part in (("training population", data), ("test set", test)):
         if part is not None:
             evaluation = run.evaluate(part)
@@ -105,7 +109,7 @@ def train(
                 json.dumps(evaluation.as_dict(), indent=1) + "\n", encoding="utf-8"
             )
             print(f"\nOn the {name} (simulation only: not released under ε):\n{evaluation}")
-    print(f"\n{run.privacy or 'This run gives no privacy guarantee.'}\n\nSaved in {out}")
+    print(f"\nSaved in {out}")
     if run.stopped:
         raise typer.Exit(_fail(run.stopped, 1))
 

@@ -298,7 +298,7 @@ def _drowned(history: Sequence[Row], third_party: ThirdParty, layout: Layout) ->
     """Name the constraints whose counts are small against their own noise."""
     if third_party.plan is None or not layout.rates or not history:
         return ()
-    stddev = float(third_party.noise_stddev()[layout.slices["F"].start])
+    stddev = float(third_party.noise_stddev[layout.slices["F"].start])
     notes = []
     for rate in layout.rates:
         for group in layout.groups:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fpfl.data.adult import load_adult
 from fpfl.data.federated import FederatedDataset
@@ -67,6 +69,30 @@ def draw_demo(runs: list[DemoRun], path: Path) -> Path:
         },
         note="Adult, measured on the test set (simulation only: a federation has no such view)",
     )
+
+
+def save_demo(runs: list[DemoRun], folder: Path, about: dict[str, Any]) -> None:
+    """Write every run, and the figures of the table as ``results.json``."""
+    figures = []
+    for r in runs:
+        r.run.save(folder / r.name.lower())
+        gap = r.test.gaps["fnr"]
+        figures.append(
+            {
+                "algorithm": r.name,
+                "accuracy": r.test.accuracy,
+                "fnr": r.test.rates["FNR"],
+                "fnr_gap": gap.value,
+                "fnr_gap_interval": [gap.low, gap.high],
+                "epsilon": r.run.privacy.epsilon if r.run.privacy else None,
+                "delta": r.run.privacy.delta if r.run.privacy else None,
+                "cohort": COHORT,
+                "rounds": ROUNDS,
+                "seed": SEED,
+            }
+        )
+    text = json.dumps({"runs": figures, "about": about}, indent=1) + "\n"
+    (folder / "results.json").write_text(text, encoding="utf-8")
 
 
 def _train(

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from fpfl.privacy.statement import PrivacyStatement
 
+NO_PRIVACY = "This run gives no privacy guarantee."
+
 
 @dataclass(frozen=True)
 class Run:
@@ -54,6 +56,12 @@ class Run:
     warnings: tuple[str, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict, repr=False)
 
+    def __str__(self) -> str:
+        lines = [f"{len(self.history)} rounds; model kept: {self.selected}."]
+        lines += [f"Note: {note}." for note in self.warnings]
+        lines += [f"Stopped: {self.stopped}."] if self.stopped else []
+        return "\n".join([*lines, str(self.privacy or NO_PRIVACY)])
+
     def evaluate(
         self, data: FederatedDataset, *, bootstrap: int = 1000, seed: int = 0
     ) -> Evaluation:
@@ -84,8 +92,7 @@ class Run:
             "privacy": self.privacy.as_dict() if self.privacy else None,
         }
         (path / "run.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-        statement = str(self.privacy) if self.privacy else "This run gives no privacy guarantee."
-        (path / "privacy.txt").write_text(statement + "\n", encoding="utf-8")
+        (path / "privacy.txt").write_text(f"{self.privacy or NO_PRIVACY}\n", encoding="utf-8")
         return path
 
 

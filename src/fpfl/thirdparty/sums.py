@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -52,6 +53,7 @@ class ThirdParty:
         """The length of v."""
         return max(int(place.stop) for place in self.places.values())
 
+    @cached_property
     def noise_stddev(self) -> Tensor:
         """The standard deviation of the noise on every number of v."""
         scale = torch.zeros(self.size)
@@ -69,4 +71,4 @@ class ThirdParty:
         if self.plan is None:
             return total
         noise = self.source.normal(self.size, dtype=total.dtype, device=total.device)
-        return total + noise * self.noise_stddev().to(total)
+        return total + noise * self.noise_stddev.to(total)

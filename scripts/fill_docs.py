@@ -1,0 +1,161 @@
+"""Write the figures of committed results files into the documentation.
+
+A page has markers, and what stands between them is made by this script:
+
+    <!-- results: adult-federated -->            one table of docs/results/NAME/results.json
+    <!-- compare: adult-central adult-central-last -->   several, side by side
+    <!-- demo -->                                docs/results/demo/results.json
+    <!-- end -->
+
+``python scripts/fill_docs.py`` rewrites the pages, ``--check`` only says whether they are up to
+date (a test does that), so that no figure in a page can differ from the file it comes from.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "docs" / "results"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"(<!-- (results|compare|demo)(?:: ([^>]*?))? -->\n).*?(<!-- end -->)", re.S)
+
+Result = dict[str, Any]
+Key = tuple[str, str, int | None]
+
+
+def main() -> int:
+    """Fill or check all pages."""
+    check = "--check" in sys.argv[1:]
+    stale = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        new = BLOCK.sub(lambda m: m[1] + render(m[2], m[3] or "") + m[4], text)
+        if new != text:
+            stale.append(page.relative_to(ROOT).as_posix())
+            if not check:
+                page.write_text(new, encoding="utf-8")
+    if stale:
+        print(f"{'out of date' if check else 'rewritten'}: {', '.join(stale)}")
+    return 1 if check and stale else 0
+
+
+def render(kind: str, argument: str) -> str:
+    """The text between two markers."""
+    if kind == "demo":
+        return demo_table()
+    names = argument.split()
+    return result_table(names[0]) if kind == "results" else comparison(names)
+
+
+def load(name: str) -> tuple[dict[Key, list[Result]], str]:
+    """The runs of a results file by row, and where they come from in one sentence."""
+    folder = RESULTS / name
+    rows: dict[Key, list[Result]] = {}
+    for run in json.loads((folder / "results.json").read_text(encoding="utf-8")):
+        rows.setdefault((run["model"], run["algorithm"], run["cohort"]), []).append(run)
+    return rows, provenance(json.loads((folder / "about.json").read_text(encoding="utf-8")), rows)
+
+
+def provenance(about: dict[str, Any], rows: dict[Key, list[Result]]) -> str:
+    """Command, seeds, machine and date."""
+    seeds = sorted({run["seed"] for runs in rows.values() for run in runs})
+    return (
+        f"`{about['command']}`, {about['date']}, {about['hardware']}, "
+        f"seeds {seeds[0]} to {seeds[-1]}, {about['wall_seconds']:.0f} s."
+    )
+
+
+def paper_figures(table: str) -> dict[Key, dict[str, float]]:
+    """The paper's figures, from the table's own file."""
+    sys.path.insert(0, str(ROOT / "src"))
+    from fpfl.experiments.tables import load_table
+
+    return {(row.model, row.algorithm, row.cohort): row.paper for row in load_table(table)}
+
+
+def result_table(name: str) -> str:
+    """One results file beside the paper."""
+    rows, source = load(name)
+    paper = paper_figures(next(iter(rows.values()))[0]["table"])
+    lines = [
+        "| model | algorithm | m | accuracy | paper | FNR gap | paper | training gap "
+        "| σ | ε | honest ε |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for key, runs in rows.items():
+        first = runs[0]
+        cells = [
+            key[0],
+            key[1],
+            "–" if key[2] is None else str(key[2]),
+            spread(runs, "accuracy"),
+            f"{paper[key]['accuracy']:.3f}",
+            spread(runs, "fnr_gap"),
+            f"{paper[key]['fnr_gap']:.3f}",
+            spread(runs, "train_gap"),
+            *(
+                "–" if first[field] is None else f"{first[field]:.3f}"
+                for field in ("noise_multiplier", "epsilon", "epsilon_honest")
+            ),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, "", source]) + "\n"
+
+
+def comparison(names: list[str]) -> str:
+    """Accuracy / test gap (training gap) of the rows that all files have, side by side."""
+    loaded = {name: load(name) for name in names}
+    keys = [key for key in loaded[names[0]][0] if all(key in rows for rows, _ in loaded.values())]
+    paper = paper_figures(next(iter(loaded[names[0]][0].values()))[0]["table"])
+    lines = [
+        f"| model | algorithm | m | paper | {' | '.join(f'`{name}`' for name in names)} |",
+        "| --- " * (4 + len(names)) + "|",
+    ]
+    for key in keys:
+        cells = [*key[:2], "–" if key[2] is None else str(key[2])]
+        cells.append(f"{paper[key]['accuracy']:.3f} / {paper[key]['fnr_gap']:.3f}")
+        for name in names:
+            figures = [
+                mean(run[field] for run in loaded[name][0][key])
+                for field in ("accuracy", "fnr_gap", "train_gap")
+            ]
+            cells.append("{:.3f} / {:.3f} ({:.3f})".format(*figures))
+        lines.append(f"| {' | '.join(cells)} |")
+    sources = [f"- `{name}`: {source}" for name, (_, source) in loaded.items()]
+    return "\n".join([*lines, "", *sources]) + "\n"
+
+
+def demo_table() -> str:
+    """The demo's three runs."""
+    content = json.loads((RESULTS / "demo" / "results.json").read_text(encoding="utf-8"))
+    lines = [
+        "| | accuracy | FNR women | FNR men | FNR gap [95%] | ε |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for run in content["runs"]:
+        low, high = run["fnr_gap_interval"]
+        epsilon = "none" if run["epsilon"] is None else f"{run['epsilon']:.2f}"
+        lines.append(
+            f"| {run['algorithm']} | {run['accuracy']:.3f} | {run['fnr']['sex=Female']:.3f} "
+            f"| {run['fnr']['sex=Male']:.3f} | {run['fnr_gap']:.3f} [{low:.3f}, {high:.3f}] "
+            f"| {epsilon} |"
+        )
+    about = content["about"]
+    source = f"`{about['command']}`, {about['date']}, {about['hardware']}, seed 0, "
+    return "\n".join([*lines, "", f"{source}{about['wall_seconds']:.0f} s."]) + "\n"
+
+
+def spread(runs: list[Result], field: str) -> str:
+    """Mean ± standard deviation over seeds."""
+    values = [run[field] for run in runs]
+    return f"{mean(values):.3f} ± {stdev(values):.3f}" if len(values) > 1 else f"{values[0]:.3f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
