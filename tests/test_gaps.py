@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fpfl.fairness import gaps as gaps_module
+from fpfl.fairness import bootstrap as user_bootstrap
 from fpfl.fairness.constraints import (
     Constraint,
     accuracy_parity,
@@ -315,7 +315,13 @@ SCENARIOS = {
         {"share": (0.3, 0.7), "base": (0.3, 0.3), "fnr": (0.01, 0.001), "fpr": (0.002, 0.002)},
         1000,
     ),
-    # Ten comparisons (twenty for eo), for which 300 replicates are too few without stretching.
+    # Eighteen positives in the small group: often no error among them, and the others' interval
+    # must still allow for those that nobody saw.
+    "small group": (
+        {"share": (0.1, 0.9), "base": (0.3, 0.3), "fnr": (0.1, 0.1), "fpr": (0.1, 0.1)},
+        600,
+    ),
+    # Ten comparisons (twenty for eo), of which 300 replicates have too few in each tail.
     "many groups": (
         {
             "share": (0.1,) * 10,
@@ -403,9 +409,11 @@ def test_agreement_of_a_few_proves_nothing():
     found = evaluate_predictions(y, y, a, [SEX], constraint=fnr_parity())
     (women, men) = found.gaps["fnr"].differences
     # Four right answers: t = 0.0125 = (1 − q)⁴ gives q = 0.666, and 500/504 of it is the rest's.
-    assert women.low == pytest.approx(-(1 - 0.0125**0.25) * 500 / 504)
-    assert women.high == 0.0
-    assert men.low > -0.001
+    unseen_women, unseen_men = 1 - 0.0125 ** (1 / 4), 1 - 0.0125 ** (1 / 500)
+    assert women.low == pytest.approx(-unseen_women * 500 / 504)
+    assert women.high == pytest.approx(unseen_men * 500 / 504)
+    assert men.low == pytest.approx(-unseen_men * 4 / 504)
+    assert men.high == pytest.approx(unseen_women * 4 / 504)
     assert found.verdict == "cannot tell"
 
 
@@ -440,10 +448,10 @@ def test_user_numbers_and_the_order_of_samples_do_not_matter():
     p, y, a = draw(np.random.default_rng(0), 300)
     rng = np.random.default_rng(1)
     users = torch.as_tensor(rng.integers(0, 100, 300))
-    plain = evaluate_predictions(p, y, a, [SEX], users=users, bootstrap=0)
+    plain = evaluate_predictions(p, y, a, [SEX], users=users, bootstrap=100)
     order = torch.as_tensor(rng.permutation(300))
     other = evaluate_predictions(
-        p[order], y[order], a[order], [SEX], users=1000 - 7 * users[order], bootstrap=0
+        p[order], y[order], a[order], [SEX], users=1000 - 7 * users[order], bootstrap=100
     )
     assert plain.as_dict() == other.as_dict()
     assert plain.users == len(users.unique())
@@ -451,30 +459,25 @@ def test_user_numbers_and_the_order_of_samples_do_not_matter():
 
 @pytest.mark.parametrize("users", [40, 4000])
 def test_drawing_distinct_users_is_the_user_bootstrap(users):
-    """Means and covariances of the replicates against a loop that resamples users.
-
-    4,000 users have few enough distinct rows for the multinomial, 40 do not: both ways of
-    drawing are compared.
-    """
+    """Means and covariances of the replicates against a loop that resamples users."""
     rng = np.random.default_rng(0)
     n = 3 * users
     owner = rng.integers(0, users, n)
     _, owner = np.unique(owner, return_inverse=True)
     kind = rng.integers(0, 3, n)
     columns = np.array([[1.0, 0.0], [1.0, 1.0], [0.0, 2.0]])
-    rows, copies = gaps_module._users(columns, kind, owner)
     population = owner.max() + 1
-    assert copies.sum() == population
-    assert (10 * len(rows) < population) == (users == 4000)
-
     by_user = np.zeros((population, 2))
     np.add.at(by_user, owner, columns[kind])
+    rows, copies = user_bootstrap.distinct(by_user)
+    assert copies.sum() == population
+    assert len(np.unique(rows, axis=0)) == len(rows) < population
     assert copies @ rows == pytest.approx(by_user.sum(axis=0))
     expanded = np.repeat(rows, copies, axis=0)
     assert sorted(map(tuple, expanded)) == sorted(map(tuple, by_user))
 
     replicates = 2000
-    ours = gaps_module._replicates(rows, copies, replicates, np.random.default_rng(1))
+    ours = user_bootstrap.resample(rows, copies, replicates, seed=1)
     direct = np.stack(
         [by_user[rng.integers(0, population, population)].sum(axis=0) for _ in range(replicates)]
     )
@@ -488,23 +491,32 @@ def test_drawing_distinct_users_is_the_user_bootstrap(users):
     assert np.all(np.abs(np.cov(ours.T) - covariance) < Z * error)
 
 
-def test_percentiles_without_numbers_are_left_out():
-    rng = np.random.default_rng(0)
-    drawn = rng.normal(size=(101, 3))
-    drawn[rng.random((101, 3)) < 0.3] = np.nan
-    ordered = np.sort(drawn, axis=0)
-    for level in (0.0, 0.0125, 0.4, 1.0):
-        expected = np.nanquantile(drawn, level, axis=0)
-        assert gaps_module._percentile(ordered, level) == pytest.approx(expected)
-
-
-def test_too_few_replicates_are_stretched_as_a_normal_tail():
+def test_margins_hold_for_all_comparisons_at_once():
+    """c is the quantile of the largest of ten normal numbers, and of one where all ten are one."""
     normal = NormalDist()
-    ordered = np.array([normal.inv_cdf((i + 0.5) / 200) for i in range(200)])[:, None]
-    low, high = gaps_module._ends(ordered, np.zeros(1), 0.0005)
-    assert ordered.max() < 2.9  # what the replicates themselves reach
-    assert high == pytest.approx(-normal.inv_cdf(0.0005), rel=0.02)  # 3.29
-    assert low == pytest.approx(-high)
+    rng = np.random.default_rng(0)
+    spread = np.linspace(0.1, 2.0, 10)
+    apart = rng.normal(size=(20_000, 10))
+    together = np.repeat(rng.normal(size=(20_000, 1)), 10, axis=1)
+    # P[|Z| ≤ c]^10 = 0.95 for ten, and P[|Z| ≤ c] = 0.95 for one. The quantile of 20,000 numbers
+    # has standard error 0.014 or less, s one of half a per cent: 0.1 leaves room.
+    for drawn, level in ((apart, 0.95 ** (1 / 10)), (together, 0.95)):
+        margins = user_bootstrap.margins(np.zeros(10), drawn * spread, 0.95)
+        assert margins / spread == pytest.approx(normal.inv_cdf((1 + level) / 2), abs=0.1)
+
+
+def test_margins_leave_replicates_without_numbers_out():
+    rng = np.random.default_rng(0)
+    value = np.array([1.0, 0.5, np.nan])
+    drawn = value + rng.normal(size=(1000, 3))
+    full = user_bootstrap.margins(value, drawn, 0.9)
+    drawn[rng.random(1000) < 0.3, 1] = np.nan
+    some = user_bootstrap.margins(value, drawn, 0.9)
+    assert some[:2] == pytest.approx(full[:2], rel=0.1)
+    one = np.abs(drawn[:, :1] - 1.0)
+    expected = np.quantile(one, 0.9, method="higher")
+    assert user_bootstrap.margins(value[:1], drawn[:, :1], 0.9) == pytest.approx(expected)
+    assert np.all(np.isnan(user_bootstrap.margins(value, drawn[:0], 0.9)))
 
 
 @pytest.mark.parametrize("users", [None, 200])
@@ -512,7 +524,7 @@ def test_memory_is_bounded_without_changing_the_draws(users, monkeypatch):
     data = draw(np.random.default_rng(0), 300)
     owner = None if users is None else torch.arange(300) % users
     whole = evaluate_predictions(*data, [SEX], users=owner, bootstrap=100)
-    monkeypatch.setattr(gaps_module, "_DRAWS", 50)
+    monkeypatch.setattr(user_bootstrap, "_DRAWS", 50)
     assert evaluate_predictions(*data, [SEX], users=owner, bootstrap=100) == whole
 
 
@@ -550,6 +562,41 @@ def test_verdicts():
     assert no_constraint.verdict is None
     assert no_constraint.tolerance is None
     assert "constraint" not in no_constraint.gaps
+
+
+def test_silence_is_not_fairness():
+    """A group without a sample for one of the rates: within becomes cannot tell, outside stays."""
+    race = Attribute("race", ("A", "B", "C"))
+    rng = np.random.default_rng(0)
+    fair = draw(rng, 60_000, fnr=(0.3, 0.3))
+    unfair = draw(rng, 60_000, fnr=(0.5, 0.3))
+    negative = [
+        torch.cat([x, torch.full_like(x[:500], code)])
+        for x, code in zip(fair, (0, 0, 2), strict=True)
+    ]
+    for data, declared, verdict in (
+        (fair, SEX, "within"),
+        (fair, race, "cannot tell"),  # nobody in group C
+        (negative, race, "cannot tell"),  # nobody in group C who counts in the FNR
+        (unfair, SEX, "outside"),
+        (unfair, race, "outside"),
+    ):
+        found = evaluate_predictions(*data, [declared], constraint=fnr_parity(tolerance=0.02))
+        gap = found.gaps["constraint"]
+        assert found.verdict == verdict
+        assert gap.unknown_groups == (("race=C",) if declared is race else ())
+        assert (gap.low > 0.02) == (verdict == "outside")
+        assert (gap.high <= 0.02) == (verdict != "outside")
+        told = "not judged, having no sample: race=C" in found.verdict_in_words
+        assert told == (declared is race)
+        if verdict == "cannot tell":
+            assert "of the other groups is within α = 0.02" in str(found)
+
+    # One of two rates is enough: group C has negatives, and so an FPR, but no FNR.
+    odds = evaluate_predictions(*negative, [race], constraint=equalized_odds(tolerance=0.2))
+    assert odds.gaps["constraint"].counts["FPR"]["race=C"] == 500
+    assert odds.gaps["constraint"].high <= 0.2
+    assert odds.verdict == "cannot tell"
 
 
 def test_confidence_is_named_and_widens():

@@ -23,12 +23,13 @@ from fpfl.fairness.rates import (
     squared_error,
     true_positive_rate,
 )
-from fpfl.fairness.totals import Totals
+from fpfl.fairness.totals import Counts, Totals
 
 __all__ = [
     "UNKNOWN",
     "Attribute",
     "Constraint",
+    "Counts",
     "Evaluation",
     "GapEstimate",
     "Group",

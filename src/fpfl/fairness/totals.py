@@ -6,7 +6,7 @@ here, in one place.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -15,26 +15,27 @@ SMALLEST_COUNT = 1.0
 """A released n' below one sample says nothing about a rate: its constraint rests that round."""
 
 
-@dataclass(frozen=True)
-class Totals:
-    """Sums over a cohort, with R rates, G groups and p parameters.
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """What a round counted, with R rates and G groups; several rounds' counts can be added.
 
-    ``loss_gradient`` is ∇L of shape (p,) and ``normaliser`` the public constant N it is divided
-    by. ``F``, ``n`` (R, G) and ``F_gradient`` (R, G, p) belong to the groups;
-    ``overall_F``, ``overall_n`` (R,) and ``overall_F_gradient`` (R, p) to everybody.
+    ``F`` and ``n`` (R, G) belong to the groups, ``overall_F`` and ``overall_n`` (R,) to everybody.
     ``hits`` and ``misses`` count right and wrong predictions where v carries them.
     """
 
-    loss_gradient: Tensor
-    normaliser: float
     F: Tensor
     n: Tensor
-    F_gradient: Tensor
     overall_F: Tensor
     overall_n: Tensor
-    overall_F_gradient: Tensor
     hits: Tensor | None = None
     misses: Tensor | None = None
+
+    def __add__(self, other: Counts) -> Counts:
+        sums = {}
+        for field in fields(Counts):
+            mine, its = getattr(self, field.name), getattr(other, field.name)
+            sums[field.name] = None if mine is None else mine + its
+        return Counts(**sums)
 
     def overall(self) -> Tensor:
         """F/n' of every rate, as released; NaN where n' says nothing."""
@@ -58,11 +59,32 @@ class Totals:
         known = known[~known.isnan()]
         return float(known.max()) if known.numel() else float("nan")
 
+    def fair(self, tolerance: float) -> bool:
+        """Whether every group's rate is known and within the tolerance: silence is not fairness.
+
+        Without rates there is nothing to violate.
+        """
+        return bool((self.differences().abs() <= tolerance).all())
+
     def accuracy(self) -> float:
         """hits/(hits + misses), kept in [0, 1]; NaN where v does not carry them."""
         if self.hits is None or self.misses is None:
             return float("nan")
         return float(_quotient(self.hits, self.hits + self.misses).clamp(0.0, 1.0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Totals(Counts):
+    """Counts and gradients of a round, with p parameters.
+
+    ``loss_gradient`` is ∇L of shape (p,) and ``normaliser`` the public constant N it is divided
+    by; ``F_gradient`` (R, G, p) and ``overall_F_gradient`` (R, p) are the stand-ins' gradients.
+    """
+
+    loss_gradient: Tensor
+    normaliser: float
+    F_gradient: Tensor
+    overall_F_gradient: Tensor
 
 
 def _quotient(numerator: Tensor, denominator: Tensor) -> Tensor:

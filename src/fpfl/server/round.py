@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fpfl.fairness.totals import Totals
 from fpfl.methods.base import Method, MethodState
-from fpfl.server.selection import Candidate, Rule, Selection
+from fpfl.server.selection import Rule, Selection
 from fpfl.users.layout import Layout
 
 Row = dict[str, Any]
@@ -60,6 +60,7 @@ class ServerSettings:
     normaliser: float
     tolerance: float = 0.0
     selection: Rule = "best"
+    selection_window: int = 1
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,9 @@ def serve(
     parameter = torch.nn.Parameter(w.clone())
     optimizer = settings.optimizer([parameter])
     state = MethodState.zeros(len(layout.rates), len(layout.groups), w.device)
-    selection = Selection(settings.selection, settings.rounds)
+    selection = Selection(
+        settings.selection, settings.rounds, settings.tolerance, settings.selection_window
+    )
     history: list[Row] = []
     stopped = None
     for t in range(1, settings.rounds + 1):
@@ -107,8 +110,7 @@ def serve(
             break
         row = describe(t, totals, state, layout, settings.tolerance)
         history.append(row)
-        candidate = Candidate(before, t, _number(row["accuracy"]), _number(row["gap"]), row["fair"])
-        selection = selection.observe(candidate, after.clone())
+        selection = selection.observe(t, before, totals, after.clone())
         for callback in callbacks:
             callback(RoundEvent(row, after, settings.rounds))
     chosen, how = selection.choose(parameter.detach().clone(), len(history))
@@ -124,8 +126,7 @@ def describe(t: int, totals: Totals, state: MethodState, layout: Layout, toleran
         "round": t,
         "accuracy": None if math.isnan(accuracy) else accuracy,
         "gap": None if math.isnan(gap) else gap,
-        # Met only where every group's rate is known: silence is not fairness.
-        "fair": not constrained or bool((totals.differences().abs() <= tolerance).all()),
+        "fair": totals.fair(tolerance),
     }
     if constrained:
         row["overall"] = dict(zip(layout.rates, _plain(totals.overall()), strict=True))
@@ -144,7 +145,3 @@ def _table(layout: Layout, values: Tensor) -> dict[str, dict[str, float | None]]
 
 def _plain(values: Tensor) -> list[float | None]:
     return [None if math.isnan(value) else value for value in values.tolist()]
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value

@@ -8,10 +8,16 @@ only, hence it costs no privacy beyond the counts in v.
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 from typing import Literal
 
+import torch
 from torch import Tensor
+
+from fpfl.fairness.totals import Counts
 
 Rule = Literal["best", "last", "average"]
 """``best``: the best released accuracy among rounds whose totals meet the tolerance (the paper's).
@@ -31,19 +37,40 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Selection:
-    """What selection remembers between rounds; ``observe`` returns the next state."""
+    """What selection remembers between rounds; ``observe`` returns the next state.
+
+    Parameters
+    ----------
+    rule, rounds, tolerance
+        How to select, T and α.
+    window
+        With ``best``: judge by the counts of so many rounds together. One cohort's rates are
+        noisy (with 15 positive women an FNR has a standard error of 0.13), and the best of many
+        noisy rounds is mostly lucky. 1 is the paper's rule.
+    """
 
     rule: Rule
     rounds: int
+    tolerance: float = 0.0
+    window: int = 1
+    recent: tuple[Counts, ...] = ()
+    recent_w: tuple[Tensor, ...] = ()
     best: Candidate | None = None
     mean: Tensor | None = None
     averaged: int = 0
 
-    def observe(self, candidate: Candidate, after: Tensor) -> Selection:
-        """Take in round t: what its totals say about w_{t−1}, and the model w_t it led to."""
-        if self.rule == "best" and (self.best is None or _better(candidate, self.best)):
-            return replace(self, best=candidate)
-        if self.rule == "average" and candidate.round > self.rounds // 2:
+    def observe(self, t: int, measured: Tensor, counts: Counts, after: Tensor) -> Selection:
+        """Take in round t: what it counted about w_{t−1}, and the model w_t it led to."""
+        if self.rule == "best":
+            recent = (*self.recent, counts)[-self.window :]
+            recent_w = (*self.recent_w, measured)[-self.window :]
+            seen = reduce(add, recent)
+            mode = os.environ.get("SELW", "last")
+            w = measured if mode == "last" else torch.stack(recent_w).mean(0)
+            new = Candidate(w, t, seen.accuracy(), seen.gap(), seen.fair(self.tolerance))
+            better = self.best is None or _better(new, self.best)
+            return replace(self, recent=recent, recent_w=recent_w, best=new if better else self.best)
+        if self.rule == "average" and t > self.rounds // 2:
             count = self.averaged + 1
             mean = after if self.mean is None else self.mean + (after - self.mean) / count
             return replace(self, mean=mean, averaged=count)

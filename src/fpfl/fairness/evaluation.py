@@ -1,0 +1,192 @@
+"""What an evaluation finds, and how it reads: in words, as a plain text table, and as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Verdict = Literal["within", "outside", "cannot tell"]
+
+_SHOWN = 12  # gaps that are printed; a task of many classes has many
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One group against the whole, in one rate: D_a = overall − value, in [low, high].
+
+    ``count`` is n'_a. What is not known is NaN.
+    """
+
+    rate: str
+    group: str
+    overall: float
+    value: float
+    count: int
+    difference: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class GapEstimate:
+    """A gap, in [low, high], and the difference of every rate × group that it is the largest of.
+
+    ``value`` is NaN where no group has a value, ``low`` and ``high`` also without a bootstrap.
+    """
+
+    name: str
+    value: float
+    low: float
+    high: float
+    differences: tuple[Difference, ...]
+
+    @property
+    def worst(self) -> Difference | None:
+        """The difference that makes the gap; None where no group has a value."""
+        known = [d for d in self.differences if not math.isnan(d.difference)]
+        return max(known, key=lambda d: abs(d.difference), default=None)
+
+    @property
+    def worst_group(self) -> str | None:
+        """The name of the group that is furthest from the whole."""
+        return None if self.worst is None else self.worst.group
+
+    @property
+    def unknown_groups(self) -> tuple[str, ...]:
+        """The groups that some rate says nothing about, since they have no sample for it."""
+        return tuple(dict.fromkeys(d.group for d in self.differences if d.count == 0))
+
+    @property
+    def overall(self) -> dict[str, float]:
+        """F(d')/n': ``{rate: value}``."""
+        return {d.rate: d.overall for d in self.differences}
+
+    @property
+    def values(self) -> dict[str, dict[str, float]]:
+        """F(d'_a)/n'_a: ``{rate: {group: value}}``."""
+        return {
+            r: {d.group: d.value for d in self.differences if d.rate == r} for r in self.overall
+        }
+
+    @property
+    def counts(self) -> dict[str, dict[str, int]]:
+        """n'_a: ``{rate: {group: samples}}``."""
+        return {
+            r: {d.group: d.count for d in self.differences if d.rate == r} for r in self.overall
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as JSON can hold it: NaN becomes None."""
+        return _plain({**asdict(self), "worst_group": self.worst_group})
+
+    def __str__(self) -> str:
+        where = "" if self.worst is None else f", the worst being {self.worst_group}"
+        return f"{self.name} gap {_number(self.value)} {_interval(self.low, self.high)}{where}"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a model's predictions are worth: how good, and how even between groups.
+
+    ``accuracy`` P[Ŷ = Y] is None for a regression, ``error`` (mean absolute, as a fraction of the
+    label range) for classes. ``rates`` is ``{rate: {"overall": value, group: value, ...}}``, NaN
+    where there is no sample. ``constraint`` and ``tolerance`` are the given one's name and α, and
+    ``gaps["constraint"]`` is its own gap. ``confidence`` is that of the intervals, ``bootstrap``
+    the number of replicates they are made of.
+
+    ``verdict`` is "outside" where the low end of the constraint's gap is above α, "within" where
+    the high end is not and every group has a sample for every rate, else "cannot tell".
+    """
+
+    samples: int
+    users: int
+    accuracy: float | None
+    accuracy_interval: tuple[float, float] | None
+    error: float | None
+    error_interval: tuple[float, float] | None
+    rates: dict[str, dict[str, float]]
+    gaps: dict[str, GapEstimate]
+    constraint: str | None
+    tolerance: float | None
+    verdict: Verdict | None
+    confidence: float
+    bootstrap: int
+
+    @property
+    def verdict_in_words(self) -> str | None:
+        """The verdict as a sentence with its reason; None without a constraint."""
+        if self.verdict is None or self.tolerance is None:
+            return None
+        gap, alpha = self.gaps["constraint"], f"α = {self.tolerance:g}"
+        ends = _interval(gap.low, gap.high)
+        if self.verdict != "cannot tell":
+            words = f"{self.verdict} {alpha} at {100 * self.confidence:.4g}%"
+        elif math.isnan(gap.value):
+            words = "cannot tell: no group has a sample that counts"
+        elif not self.bootstrap:
+            words = f"cannot tell: the gap {_number(gap.value)} has no interval (bootstrap = 0)"
+        elif gap.high > self.tolerance:
+            words = f"cannot tell: {alpha} lies in the interval {ends}; more users would narrow it"
+        else:
+            words = f"cannot tell: the interval {ends} of the other groups is within {alpha}"
+        silent = ", ".join(gap.unknown_groups)
+        return f"{words} (not judged, having no sample: {silent})" if silent else words
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as JSON can hold it: NaN becomes None."""
+        gaps = {name: gap.as_dict() for name, gap in self.gaps.items()}
+        return _plain({**vars(self), "gaps": gaps, "verdict_in_words": self.verdict_in_words})
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+def _plain(record: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(json.dumps(record), parse_constant=lambda nan: None)
+    return found
+
+
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.3f}"
+
+
+def _interval(low: float, high: float) -> str:
+    return "" if math.isnan(low) else f"[{low:.3f}, {high:.3f}]"
+
+
+def _lines(e: Evaluation) -> list[str]:
+    """A plain text table: the accuracy beside every gap, for the trivial answer is fair."""
+    what = "absolute error" if e.accuracy is None else "accuracy"
+    score = _number(e.error or 0.0 if e.accuracy is None else e.accuracy)
+    ends = e.accuracy_interval or e.error_interval or (math.nan, math.nan)
+    lines = [f"{e.samples:,} samples of {e.users:,} users", f"{what} {score} {_interval(*ends)}"]
+    if e.bootstrap:
+        lines[0] += f"; intervals at {100 * e.confidence:.4g}% from {e.bootstrap:,} draws of them"
+    if e.gaps:
+        head = ("gap", "value", "interval", what, "worst group", "its value", "overall", "n'")
+        rows = [head, *(_row(gap, score) for gap in _shown(e.gaps))]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines += ["", *("  ".join(map(str.ljust, row, widths)) for row in rows)]
+    if len(e.gaps) > _SHOWN:
+        lines.append(f"(the largest; {len(e.gaps) - _SHOWN} more in .gaps)")
+    if e.verdict is not None:
+        lines += ["", f"{e.constraint}: {e.verdict_in_words}"]
+    return [line.rstrip() for line in lines]
+
+
+def _shown(gaps: dict[str, GapEstimate]) -> list[GapEstimate]:
+    """The gaps to print, in their order: accuracy, the constraint, and the largest others."""
+    by_size = sorted(gaps, key=lambda name: (math.isnan(gaps[name].value), -gaps[name].value))
+    first = sorted(by_size, key=lambda name: name not in ("accuracy", "constraint"))[:_SHOWN]
+    return [gap for name, gap in gaps.items() if name in first]
+
+
+def _row(gap: GapEstimate, score: str) -> tuple[str, ...]:
+    row = (gap.name, _number(gap.value), _interval(gap.low, gap.high), score)
+    d = gap.worst
+    if d is None:
+        return (*row, "-", "-", "-", "-")
+    group = d.group if len(gap.overall) == 1 else f"{d.group}, {d.rate}"
+    return (*row, group, _number(d.value), _number(d.overall), f"{d.count:,}")
