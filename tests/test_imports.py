@@ -22,7 +22,7 @@ ALLOWED = {
     "users": {"data", "fairness"},
     "thirdparty": {"privacy", "randomness"},
     "server": {"data", "fairness", "methods", "privacy", "thirdparty", "users", "randomness"},
-    "report": {"server", "experiments", "fairness"},
+    "report": {"server", "experiments", "fairness", "privacy"},
 }
 
 

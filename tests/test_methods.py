@@ -98,8 +98,9 @@ def test_direction_is_autograd_of_the_lagrangian(attributes, damping: float) -> 
     """For a differentiable f: the direction is ∇(L/N + λᵀg + (c/2)|g|²) on the whole batch."""
     data = make_population(users=40, classes=None, attributes=attributes).to("cpu", torch.float64)
     torch.manual_seed(0)
+    # A final sigmoid keeps predictions inside the declared range, where none is clamped.
     net = torch.nn.Sequential(
-        torch.nn.Linear(5, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)
+        torch.nn.Linear(5, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1), torch.nn.Sigmoid()
     ).double()
     flat = FlatModel.of(net)
     constraint = Constraint((smooth_rate(),), tolerance=0.001)
@@ -116,7 +117,7 @@ def test_direction_is_autograd_of_the_lagrangian(attributes, damping: float) -> 
     def lagrangian(w: Tensor) -> Tensor:
         output = flat(w, data.features).squeeze(-1)
         L = task.loss(output, data.labels, data.schema).sum()
-        f = torch.sigmoid(output - data.labels)
+        f = torch.sigmoid(task.scores(output, data.schema) - data.labels)
         D = f.mean() - (f @ member) / member.sum(0)
         g = (D.abs() - 0.001).clamp(min=0)
         return L / 17.0 + (new.multipliers[0] * g).sum() + damping / 2 * (g**2).sum()

@@ -10,7 +10,7 @@ import textwrap
 import pytest
 
 from fpfl.privacy import Block, PrivacyPlan
-from fpfl.privacy.statement import _figure
+from fpfl.privacy.statement import round_up
 
 BLOCKS = (Block("gradients", 2.0, 0.8), Block("counts", 5.0, 0.2))
 ADULT = {"population": 16280, "cohort": 200, "rounds": 1000, "delta": 5e-5, "blocks": BLOCKS}
@@ -96,7 +96,7 @@ def test_seeds():
     plan = PrivacyPlan(noise_multiplier=1.006, **ADULT)
     text = str(plan.statement(seeded_noise=False, seeded_cohorts=True))
     assert "amplification by sampling does not hold against anyone who has that seed" in text
-    assert f"For them ε is the server's, {_figure(plan.epsilon_server)}" in text
+    assert f"For them ε is the server's, {round_up(plan.epsilon_server)}" in text
     assert text.startswith("Seeded cohorts")  # what takes the most away comes first
 
 
@@ -115,13 +115,13 @@ def test_a_hypothetical_population_is_marked(convention):
     text = str(plan.statement(False, False))
     assert "HYPOTHETICAL: the figures for 338,300 users" in text
     assert "It draws from 3,383 users" in text
-    assert f"REAL, 3,383 users: ε = {_figure(plan.epsilon_real)}" in text
-    assert f"REAL, 3,383 users: ε = {_figure(plan.epsilon_server_real)}" in text
+    assert f"REAL, 3,383 users: ε = {round_up(plan.epsilon_real)}" in text
+    assert f"REAL, 3,383 users: ε = {round_up(plan.epsilon_server_real)}" in text
     assert "2,000 of 3,383 users" in text
     assert ("honest ε = " in text) == (convention == "paper")
     # With the seed of the cohorts it is the real server's that counts.
     seeded = str(plan.statement(False, True))
-    assert f"the server's, {_figure(plan.epsilon_server_real)}" in seeded
+    assert f"the server's, {round_up(plan.epsilon_server_real)}" in seeded
 
 
 def test_as_dict_is_json_and_complete():
@@ -160,7 +160,7 @@ def test_as_dict_is_json_and_complete():
     ],
 )
 def test_figures_are_rounded_up(value, expected):
-    assert _figure(value) == expected
+    assert round_up(value) == expected
 
 
 def in_a_process(code):

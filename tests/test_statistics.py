@@ -242,6 +242,7 @@ class Convolutional(nn.Module):
     ("model", "shape"),
     [(Recurrent, (7,)), (Attentive, (5, 6)), (Convolutional, (2, 6, 6))],
 )
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_other_architectures_equal_autograd_user_by_user(model, shape) -> None:
     torch.manual_seed(0)
     sizes = torch.tensor([2, 0, 1, 4])

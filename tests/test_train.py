@@ -13,8 +13,13 @@ from torch import nn
 
 import fpfl
 from fpfl import Clipping, FederatedDataset, Privacy, Schema
+from fpfl.fairness import Counts
 from fpfl.methods import Unconstrained
-from fpfl.server import Candidate, Selection
+from fpfl.server import Selection
+from fpfl.users import CohortEngine, FlatModel
+
+# Tiny populations drown in noise; the tests that are about these warnings catch them.
+pytestmark = pytest.mark.filterwarnings("ignore:the noise drowns")
 
 PRIVATE = Privacy(noise_multiplier=1.0, clip=1.0)
 
@@ -212,28 +217,48 @@ def test_selection_keeps_the_model_that_was_measured() -> None:
     assert not torch.equal(last.model.weight, model.weight)
 
 
-def test_selection_prefers_fair_then_accurate() -> None:
-    def candidate(t: int, accuracy: float, gap: float, fair: bool) -> Candidate:
-        return Candidate(torch.tensor([float(t)]), t, accuracy, gap, fair)
+def counts(accuracy: float, gap: float, n: float = 100.0) -> Counts:
+    """Counts of two equal groups, `gap` either side of one half."""
+    F = torch.tensor([[0.5 - gap, 0.5 + gap]]) * n
+    return Counts(
+        F=F,
+        n=torch.full((1, 2), n),
+        overall_F=F.sum(1),
+        overall_n=torch.tensor([2 * n]),
+        hits=torch.tensor(accuracy * 100),
+        misses=torch.tensor(100 - accuracy * 100),
+    )
 
-    state = Selection("best", rounds=5)
-    for c in (
-        candidate(1, 0.9, 0.3, False), candidate(2, 0.7, 0.2, False), candidate(3, 0.6, 0.01, True),
-        candidate(4, 0.8, 0.01, True), candidate(5, float("nan"), 0.0, True),
-    ):  # fmt: skip
-        state = state.observe(c, c.w)
-    assert float(state.choose(torch.zeros(1), 5)[0]) == 4.0
-    unfair = Selection("best", rounds=2).observe(candidate(1, 0.9, 0.3, False), torch.zeros(1))
-    unfair = unfair.observe(candidate(2, 0.7, 0.2, False), torch.zeros(1))
-    w, how = unfair.choose(torch.zeros(1), 2)
-    assert float(w) == 2.0
+
+def chosen(rounds: list[Counts], window: int = 1) -> tuple[int, str]:
+    state = Selection("best", len(rounds), tolerance=0.02, window=window)
+    for t, seen in enumerate(rounds, start=1):
+        state = state.observe(t, torch.tensor([float(t)]), seen, torch.zeros(1))
+    w, how = state.choose(torch.zeros(1), len(rounds))
+    return int(w), how
+
+
+def test_selection_prefers_fair_then_accurate() -> None:
+    unknown = counts(0.99, 0.0, n=0.5)  # too few to say anything: not fair, and nothing near it
+    seen = [counts(0.9, 0.3), counts(0.7, 0.2), counts(0.6, 0.01), counts(0.8, 0.01), unknown]
+    assert chosen(seen)[0] == 4
+    w, how = chosen([counts(0.9, 0.3), counts(0.7, 0.2), unknown])
+    assert w == 2
     assert "no round met the tolerance" in how
+
+
+def test_a_window_judges_several_rounds_together() -> None:
+    """Round 3 looks fair by luck, rounds 4 to 6 are: together they say so."""
+    seen = [counts(0.8, 0.2), counts(0.8, 0.2), counts(0.9, 0.0), counts(0.8, 0.2)]
+    fair = [counts(0.8, 0.03), counts(0.8, -0.03), counts(0.8, 0.0)]
+    assert chosen(seen + fair, window=1)[0] == 3
+    assert chosen(seen + fair, window=3)[0] == 7
 
 
 def test_average_is_the_mean_of_the_second_half() -> None:
     state = Selection("average", rounds=4)
     for t in range(1, 5):
-        state = state.observe(Candidate(torch.zeros(1), t, 0.0, 0.0, True), torch.tensor([1.0 * t]))
+        state = state.observe(t, torch.zeros(1), counts(0.5, 0.0), torch.tensor([1.0 * t]))
     assert float(state.choose(torch.zeros(1), 4)[0]) == 3.5
 
 
@@ -284,6 +309,37 @@ class Mixing(nn.Module):
         return self.layer(x - x.mean(dim=0, keepdim=True))
 
 
+class TrainMixing(Mixing):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) if self.training else self.layer(x)
+
+
+class Probability(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(5, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).sigmoid()
+
+
+class Squeezed(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(5, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).squeeze()
+
+
+class Counting(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(5, 1)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(x)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -307,10 +363,20 @@ class Mixing(nn.Module):
          "BatchNorm1d.*mixes samples.*GroupNorm"),
         ({"model": Mixing()}, "mixes samples"),
         ({"model": nn.Sequential(nn.Linear(5, 1), nn.Sigmoid())}, "expected logits"),
-        ({"model": nn.Linear(4, 1)}, "does not take inputs"),
+        ({"model": nn.Linear(4, 1)}, "does not take torch.float32 inputs of shape"),
         ({"model": nn.Linear(5, 2)}, "one logit for two classes"),
         ({"model": nn.ReLU()}, "no parameters"),
         ({"seed": -1}, "0 or more"),
+        ({"selection": "Best"}, "expected one of"),
+        ({"sampling": "fixed"}, "expected one of"),
+        ({"selection_window": 0}, "at least 1"),
+        ({"model": TrainMixing()}, "mixes samples"),
+        ({"model": Probability()}, "returns probabilities"),
+        ({"model": Squeezed()}, "use .squeeze"),
+        ({"model": Counting()}, "writes its buffers"),
+        ({"model": nn.Linear(5, 1).bfloat16()}, "precision"),
+        ({"model": nn.Linear(5, 1).requires_grad_(False)}, "no trainable parameters"),
+        ({"privacy": Privacy(noise_multiplier=1.0, population=0)}, "population"),
     ],
 )  # fmt: skip
 def test_bad_settings_say_what_to_do(settings, message) -> None:
@@ -344,6 +410,91 @@ def test_a_rate_that_no_sample_meets_is_refused() -> None:
     )
     with pytest.raises(ValueError, match=r"no sample of \['sex=Female'\]"):
         quick(some, cohort=2, constraint=fpfl.fnr_parity("sex"))
+
+
+def test_a_range_that_is_not_the_schemas_is_refused() -> None:
+    data = make_population(classes=None)
+    with pytest.raises(ValueError, match="use the schema's"):
+        quick(data, constraint=fpfl.equal_error("sex", label_range=(0, 1)))
+
+
+def test_two_class_rates_ask_for_the_positive_class_of_many() -> None:
+    data = make_population(users=100, classes=4)
+    with pytest.raises(ValueError, match="say which class"):
+        quick(data, constraint=fpfl.equalized_odds("sex"))
+    assert quick(data, constraint=fpfl.fnr_parity("sex", positive=3)).history
+
+
+@pytest.mark.parametrize("span", [1.0, 10_000.0])
+def test_regression_learns_whatever_the_labels_unit(span: float) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 5)).clip(-2, 2)
+    y = span * (0.5 + x @ np.array([0.05, -0.04, 0.03, 0.0, 0.02]))
+    schema = Schema((5,), classes=None, label_range=(0.0, span))
+    data = FederatedDataset.from_samples(x, y, None, schema)
+    run = quick(data, cohort=200, rounds=200, learning_rate=0.3, selection="last")
+    assert run.evaluate(data, bootstrap=0).error < 0.02
+
+
+def test_dropout_counts_the_model_that_is_released() -> None:
+    """With everything dropped in training, counts are still those of the whole model."""
+    data = make_population(users=300)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Dropout(0.9), nn.Linear(16, 1))
+    settings = {"model": model, "cohort": 300, "rounds": 3, "sampling": "without-replacement"}
+    run, again = (quick(data, **settings, selection="last") for _ in range(2))
+    assert run.history == again.history
+    first = fpfl.evaluate_model(model, data, bootstrap=0).accuracy
+    assert run.history[0]["accuracy"] == pytest.approx(first)
+
+
+def test_nobody_else_can_spoil_a_users_vector() -> None:
+    """A sample that makes the model NaN must not reach users who do not have it."""
+
+    class Normalising(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x / x.norm(dim=-1, keepdim=True))
+
+    data = make_population(users=50, mean=3)
+    spoilt = data.features.clone()
+    spoilt[0] = 0.0
+    bad = FederatedDataset(spoilt, data.labels, data.attributes, data.offsets, data.schema)
+    flat = FlatModel.of(Normalising(5, 1))
+    others = np.arange(1, data.population)
+    one, two = (
+        torch.cat(list(CohortEngine(flat, d).statistics(flat.vector(), others)))
+        for d in (data, bad)
+    )
+    assert torch.equal(one, two)
+
+
+def test_a_frozen_model_can_be_evaluated() -> None:
+    model = nn.Linear(5, 1).requires_grad_(False)
+    assert fpfl.evaluate_model(model, make_population(), bootstrap=0).accuracy is not None
+    with pytest.raises(ValueError, match="expected logits"):
+        fpfl.evaluate_model(nn.Sequential(nn.Linear(5, 1), nn.Sigmoid()), make_population())
+
+
+def test_callbacks_may_keep_what_they_see() -> None:
+    seen = []
+    quick(make_population(), callbacks=[lambda event: seen.append(event.w)])
+    assert not torch.equal(seen[0], seen[-1])
+
+
+def test_tied_weights_can_be_saved(tmp_path) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = nn.Linear(5, 5)
+            self.two = nn.Linear(5, 5)
+            self.two.weight = self.one.weight
+            self.out = nn.Linear(5, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(self.two(self.one(x)))
+
+    run = quick(make_population(), model=Tied())
+    assert (run.save(tmp_path / "run") / "model.safetensors").exists()
 
 
 def test_a_hypothetical_population_shows_the_real_epsilon() -> None:

@@ -19,7 +19,7 @@ from fpfl.methods import BMDM, MMDM, Tran
 from fpfl.models import mlp
 from fpfl.privacy import PrivacyPlan
 from fpfl.privacy.settings import Clipping, Privacy
-from fpfl.server import Run, evaluate_model
+from fpfl.run import Run, evaluate_model
 from fpfl.train import FpflWarning, train
 
 __version__ = "0.1.0"

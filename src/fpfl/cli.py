@@ -24,6 +24,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+SIMULATION_ONLY = "simulation only: measured without noise, not covered by ε"
+
 
 def main() -> None:
     """Entry point: run the app and turn errors into one line."""
@@ -54,6 +56,7 @@ def demo(
 
     from fpfl.experiments.demo import TOLERANCE, draw_demo, run_demo, save_demo
     from fpfl.experiments.runner import about_this_run
+    from fpfl.privacy import round_up
     from fpfl.report.progress import progress
 
     start = time.perf_counter()
@@ -62,16 +65,15 @@ def demo(
     for column in ("", "accuracy", "FNR women", "FNR men", "FNR gap", f"within {TOLERANCE}?", "ε"):
         table.add_column(column)
     for r in runs:
-        rates, gap = r.test.rates["FNR"], r.test.gaps["fnr"]
-        private = r.run.privacy
+        rates, gap, private = r.test.rates["FNR"], r.test.gaps["fnr"], r.run.privacy
         table.add_row(
             r.name,
             f"{r.test.accuracy:.3f}",
             f"{rates['sex=Female']:.3f}",
             f"{rates['sex=Male']:.3f}",
             f"{gap.value:.3f} [{gap.low:.3f}, {gap.high:.3f}]",
-            gap_verdict(gap.low, gap.high, TOLERANCE),
-            f"{private.epsilon:.2f}" if private and private.epsilon is not None else "none",
+            r.test.verdict,
+            round_up(private.epsilon) if private and private.epsilon is not None else "none",
         )
     console = Console()
     console.print(table)
@@ -89,6 +91,9 @@ def demo(
 def train(
     config: Annotated[Path, typer.Argument(help="The training, as TOML.")],
     out: Annotated[Path, typer.Option(help="Folder for the finished run.")],
+    simulation: Annotated[
+        bool, typer.Option(help="Also evaluate a private run on its training population.")
+    ] = False,
 ) -> None:
     """Train what a config says and save the run."""
     from fpfl.config import load_config, run_config
@@ -102,13 +107,16 @@ def train(
     run.save(out)
     (out / "config.toml").write_text(config.read_text(encoding="utf-8"), encoding="utf-8")
     print(run)
-    for name, part in (("training population", data), ("test set", test)):
+    parts = {"test set": test}
+    if settings.privacy is None or simulation:
+        parts = {"training population": data, **parts}
+    for name, part in parts.items():
         if part is not None:
             evaluation = run.evaluate(part)
-            (out / f"evaluation-{name.split()[0]}.json").write_text(
-                json.dumps(evaluation.as_dict(), indent=1) + "\n", encoding="utf-8"
-            )
-            print(f"\nOn the {name} (simulation only: not released under ε):\n{evaluation}")
+            content = {"on": name, "mark": SIMULATION_ONLY, **evaluation.as_dict()}
+            file = out / f"evaluation-{name.split()[0]}.json"
+            file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+            print(f"\nOn the {name} ({SIMULATION_ONLY}):\n{evaluation}")
     print(f"\nSaved in {out}")
     if run.stopped:
         raise typer.Exit(_fail(run.stopped, 1))
@@ -160,7 +168,7 @@ def reproduce(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
 ) -> None:
     """Run a table of the paper and show it beside the paper's figures."""
-    from fpfl.experiments.__main__ import run_table
+    from fpfl.experiments.runner import run_table
 
     text = run_table(
         table,
@@ -185,14 +193,11 @@ def version() -> None:
     print(__version__)
 
 
-def gap_verdict(low: float, high: float, tolerance: float) -> str:
-    """Within, outside or cannot tell, from a gap's interval."""
-    return "yes" if high <= tolerance else "no" if low > tolerance else "cannot tell"
-
-
 def _print_conventions(answers: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
+
+    from fpfl.privacy import round_up
 
     table = Table(title=f"δ = {answers[0]['delta']:g}; σ is the noise over the clip bound")
     titles = ("convention", "σ", "sensitivity", "ε", "honest ε", "ε against the server")
@@ -203,9 +208,10 @@ def _print_conventions(answers: list[dict[str, Any]]) -> None:
             a["convention"],
             f"{a['noise_multiplier']:.4f}",
             f"{a['sensitivity']}C",
-            f"{a['epsilon']:.3f}",
-            f"{a['epsilon_honest']:.3f}",
-            f"{a['epsilon_server']:.1f} ({a['participations']} participations)",
+            round_up(a["epsilon"]),
+            round_up(a["epsilon_honest"]),
+            f"{round_up(a['epsilon_server'])} ({a['participations']} rounds, "
+            f"δ = {a['delta_server']:g})",
         )
     Console().print(table)
     print(

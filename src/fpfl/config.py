@@ -20,8 +20,8 @@ from fpfl.methods import MMDM, Method, Tran
 from fpfl.models import SHALLOW, mlp
 from fpfl.privacy.plan import Convention, Neighbours
 from fpfl.privacy.settings import Clipping, Privacy, Sampling
+from fpfl.run import Run
 from fpfl.server.round import Callback
-from fpfl.server.run import Run
 from fpfl.server.selection import Rule
 from fpfl.train import train
 
@@ -83,6 +83,7 @@ class TrainingConfig(_Section):
     samples_per_user: int | None = None
     sampling: Sampling | None = None
     selection: Rule = "best"
+    selection_window: int = 1
     clip: float | ClipConfig | None = None
     seed: int | None = None
     noise_seed: int | None = None
@@ -175,6 +176,7 @@ def run_config(
         normaliser=t.normaliser,
         samples_per_user=t.samples_per_user,
         selection=t.selection,
+        selection_window=t.selection_window,
         seed=t.seed,
         noise_seed=t.noise_seed,
         callbacks=callbacks,
@@ -186,8 +188,8 @@ def _data(config: Config, folder: Path) -> tuple[FederatedDataset, FederatedData
     d = config.data
     if d.train is not None:
         assert d.declared is not None  # the section checked it
-        test = _load_file(folder / d.test, d.declared, users=False) if d.test else None
-        return _load_file(folder / d.train, d.declared, users=True), test
+        test = _load_file(folder / d.test, d.declared, None) if d.test else None
+        return _load_file(folder / d.train, d.declared, d.declared.population), test
     attributes = tuple(d.attributes)
     train_data = load_adult("train", normalise=d.normalise, attributes=attributes)
     if d.mean_samples is not None:
@@ -195,7 +197,7 @@ def _data(config: Config, folder: Path) -> tuple[FederatedDataset, FederatedData
     return train_data, load_adult("test", normalise=d.normalise, attributes=attributes)
 
 
-def _load_file(path: Path, declared: SchemaConfig, *, users: bool) -> FederatedDataset:
+def _load_file(path: Path, declared: SchemaConfig, population: int | None) -> FederatedDataset:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
@@ -212,7 +214,7 @@ def _load_file(path: Path, declared: SchemaConfig, *, users: bool) -> FederatedD
             Attribute(name, tuple(values), unknown=name in declared.unknown)
             for name, values in declared.attributes.items()
         ),
-        population=declared.population if users else None,
+        population=population,
         samples_per_user=declared.samples_per_user,
     )
     return FederatedDataset.from_samples(
@@ -220,7 +222,7 @@ def _load_file(path: Path, declared: SchemaConfig, *, users: bool) -> FederatedD
         arrays["labels"],
         arrays.get("attributes"),
         schema,
-        users=arrays.get("users") if users else None,
+        users=arrays.get("users"),
     )
 
 

@@ -10,9 +10,15 @@ from typing import Literal
 
 import numpy as np
 
-Purpose = Literal["initialisation", "partition", "cohorts", "noise"]
+Purpose = Literal["initialisation", "partition", "cohorts", "noise", "samples"]
 
-_NUMBERS: dict[Purpose, int] = {"initialisation": 1, "partition": 2, "cohorts": 3, "noise": 4}
+_NUMBERS: dict[Purpose, int] = {
+    "initialisation": 1,
+    "partition": 2,
+    "cohorts": 3,
+    "noise": 4,
+    "samples": 5,
+}
 
 
 def stream(seed: int | None, purpose: Purpose) -> np.random.Generator:

@@ -6,20 +6,21 @@ import copy
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, is_dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
 
 from fpfl.data.federated import FederatedDataset
 from fpfl.fairness.constraints import Constraint
+from fpfl.fairness.totals import SMALLEST_COUNT
 from fpfl.methods import MMDM, Method, Unconstrained
 from fpfl.privacy.plan import PrivacyPlan
 from fpfl.privacy.sampling import FixedSizeSampling, PoissonSampling
 from fpfl.privacy.settings import Clipping, Privacy, Sampling
 from fpfl.randomness import stream
+from fpfl.run import Run, with_parameters
 from fpfl.server.round import Callback, OptimizerFactory, Row, ServerSettings, serve
-from fpfl.server.run import Run, with_parameters
 from fpfl.server.selection import Rule
 from fpfl.server.simulation import Simulation
 from fpfl.thirdparty.noise import SeededNoise, SystemNoise
@@ -49,6 +50,7 @@ def train(
     normaliser: Literal["users", "samples"] | float = "users",
     samples_per_user: int | None = None,
     selection: Rule = "best",
+    selection_window: int = 1,
     seed: int | None = None,
     noise_seed: int | None = None,
     memory: int = MEMORY_BUDGET,
@@ -84,6 +86,8 @@ def train(
         Use at most so many of a user's samples a round.
     selection
         ``"best"``, ``"last"`` or ``"average"``.
+    selection_window
+        With ``"best"``: judge by the counts of so many rounds together; 1 is the paper's rule.
     seed
         Seeds cohorts; without it they come from the operating system's randomness.
     noise_seed
@@ -105,6 +109,7 @@ def train(
     method = _method(method, constraint)
     clipping = _clipping(privacy, clip)
     _check(data, constraint, cohort, rounds, samples_per_user, learning_rate)
+    _check_words(selection, sampling, selection_window)
     basis: Literal["paper", "split"] = "split" if clipping and clipping.counts else "paper"
     engine = CohortEngine(
         flat,
@@ -125,6 +130,7 @@ def train(
         third_party,
         _sampling(sampling, plan, data.population, cohort),
         stream(seed, "cohorts"),
+        stream(seed, "samples"),
     )
     settings = ServerSettings(
         layout=engine.layout,
@@ -133,7 +139,9 @@ def train(
         rounds=rounds,
         normaliser=_normaliser(normaliser, cohort, data),
         tolerance=constraint.tolerance if constraint else 0.0,
+        smallest_count=_smallest_count(third_party, engine.layout),
         selection=selection,
+        selection_window=selection_window,
     )
     outcome = serve(federation, flat.vector(), settings, callbacks)
     notes = _drowned(outcome.history, third_party, engine.layout)
@@ -161,8 +169,8 @@ def train(
             "learning_rate": learning_rate if optimizer is None else None,
             "normaliser": settings.normaliser,
             "selection": selection,
-            "seed": seed,
-            "noise_seed": noise_seed,
+            "seeded_cohorts": seed is not None,
+            "seeded_noise": noise_seed is not None,
         },
     )
 
@@ -185,6 +193,8 @@ def _prepare(
     if parameter is None:
         raise ValueError("the model has no parameters; give one that can be trained")
     data = data.to(parameter.device, parameter.dtype)
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ValueError("the model has no trainable parameters; give one that has")
     check_model(model, data.schema, data.features.dtype)
     flat = FlatModel.of(model)
     if not bool(flat.vector().isfinite().all()):
@@ -211,7 +221,7 @@ def _clipping(privacy: Privacy | None, clip: float | Clipping | None) -> Clippin
                 "give Privacy(clip=...)"
             )
         return privacy.clipping
-    return Clipping(clip) if isinstance(clip, int | float) else clip
+    return clip if clip is None or isinstance(clip, Clipping) else Clipping(float(clip))
 
 
 def _check(
@@ -235,10 +245,9 @@ def _check(
     if constraint is None:
         return
     schema = data.schema
-    task = "regression" if schema.classes is None else "classification"
-    if constraint.kind != task:
-        raise ValueError(f"{constraint.name} is for {constraint.kind}; the schema is a {task}")
-    # This looks at data: a simulation's check, which a deployment does not make.
+    constraint.check(schema.classes, schema.label_range)
+    # This looks at data: whoever has it all in one place sees the message, before anything is
+    # released. A deployment, whose server has no data, cannot make this check.
     groups = constraint.bind(schema.attributes)
     member, names = groups.membership(data.attributes), groups.names
     for rate in constraint.rates:
@@ -255,6 +264,24 @@ def _check(
                 f"no sample of {empty} meets the condition of the rate {rate.name!r}; drop the "
                 "group from the constraint, or merge it with another"
             )
+
+
+def _check_words(selection: str, sampling: str | None, window: int) -> None:
+    if selection not in get_args(Rule):
+        raise ValueError(f"selection is {selection!r}; expected one of {get_args(Rule)}")
+    if sampling is not None and sampling not in get_args(Sampling):
+        raise ValueError(f"sampling is {sampling!r}; expected one of {get_args(Sampling)}")
+    if window < 1:
+        raise ValueError(f"selection_window is {window}; it must be at least 1")
+
+
+def _smallest_count(third_party: ThirdParty, layout: Layout) -> float:
+    """Two standard deviations of the noise on n'_a, and no less than one sample."""
+    if third_party.plan is None or not layout.rates:
+        return SMALLEST_COUNT
+    noise = float(third_party.noise_stddev[layout.slices["n"].start])
+    # In the split basis n' is the sum of two noisy numbers.
+    return max(SMALLEST_COUNT, 2.0 * noise * (2.0**0.5 if layout.basis == "split" else 1.0))
 
 
 def _sampling(
@@ -296,10 +323,20 @@ def _normaliser(
 
 def _drowned(history: Sequence[Row], third_party: ThirdParty, layout: Layout) -> tuple[str, ...]:
     """Name the constraints whose counts are small against their own noise."""
-    if third_party.plan is None or not layout.rates or not history:
+    if third_party.plan is None or not history:
         return ()
-    stddev = float(third_party.noise_stddev[layout.slices["F"].start])
     notes = []
+    accuracies = [row["accuracy"] for row in history]
+    unlikely = [a for a in accuracies if a is None or not 0.0 <= a <= 1.0]
+    if len(unlikely) > 0.05 * len(accuracies):
+        notes.append(
+            f"the noise drowns the released accuracy: {len(unlikely)} of {len(accuracies)} rounds "
+            "gave none or one outside [0, 1], so the best round is a lucky one. Use "
+            "selection='average' or 'last', a selection_window, or larger cohorts"
+        )
+    if not layout.rates:
+        return tuple(notes)
+    stddev = float(third_party.noise_stddev[layout.slices["F"].start])
     for rate in layout.rates:
         for group in layout.groups:
             counts = [row["counts"][rate][group] or 0.0 for row in history]

@@ -39,7 +39,7 @@ _ATTRIBUTES = ("sex", "race")
 def load_adult(
     split: Literal["train", "test"] = "train",
     *,
-    normalise: Literal["paper", "ranges"] = "paper",
+    normalise: Literal["paper", "ranges"] = "ranges",
     attributes: tuple[str, ...] = ("sex",),
 ) -> FederatedDataset:
     """Load Adult: who in the US census of 1994 earned more than 50,000 dollars a year.

@@ -79,7 +79,8 @@ class FederatedDataset:
             One row a sample; ``attributes`` may be None where none are declared.
         schema
             The declared public schema. Where it declares a population larger than the number of
-            users seen, the rest are users without samples.
+            users seen, the rest are users without samples. Declare it where you can: K counted
+            from the data changes with who has some.
         users
             The user of every sample (numbers or names). Without it every sample is a user.
         """
@@ -146,9 +147,11 @@ class FederatedDataset:
     def subset(self, users: ArrayLike) -> FederatedDataset:
         """The given users (numbers from 0 to K − 1), in the given order."""
         chosen = torch.as_tensor(np.asarray(users, dtype=np.int64))
+        if len(chosen) and not 0 <= int(chosen.min()) <= int(chosen.max()) < self.population:
+            raise ValueError(f"users must be numbers from 0 to {self.population - 1}")
         pieces = [torch.arange(*self.offsets[k : k + 2].tolist()) for k in chosen.tolist()]
         order = torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.int64)
-        sizes = self.sizes()[chosen].numpy()
+        sizes = self.sizes().cpu()[chosen].numpy()
         return self._take(order, sizes, samples_per_user=self.schema.samples_per_user)
 
     def split(
@@ -182,7 +185,10 @@ class FederatedDataset:
             keys = torch.from_numpy(rng.random(mask.shape)).to(mask.device)
             within = torch.where(mask, keys, 2.0).argsort(dim=1)[:, :samples_per_user]
             mask = mask.gather(1, within)
-        index = torch.where(mask, starts.unsqueeze(1) + within, 0)
+        # Padding repeats the user's own first sample: somebody else's could leak through a model
+        # that makes NaN of it. (Users without samples have none; their rows are masked whole.)
+        index = starts.unsqueeze(1) + torch.where(mask, within, 0)
+        index = index.clamp(max=max(len(self) - 1, 0))
         return Cohort(self.features[index], self.labels[index], self.attributes[index], mask)
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> FederatedDataset:

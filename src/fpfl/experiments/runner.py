@@ -7,6 +7,8 @@ import math
 import multiprocessing
 import os
 import platform
+import shlex
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +30,7 @@ from fpfl.models import mlp
 from fpfl.privacy.plan import Convention
 from fpfl.privacy.settings import Privacy
 from fpfl.report.tables import markdown_table
-from fpfl.server.run import Run
+from fpfl.run import Run
 from fpfl.server.selection import Rule
 from fpfl.train import train
 
@@ -61,7 +63,7 @@ def run_row(row: Row, seed: int, options: Options) -> Result:
     start = time.perf_counter()
     data = _population(row, seed)
     run = train_row(row, data, seed, options)
-    test = run.evaluate(load_adult("test"), bootstrap=0)
+    test = run.evaluate(load_adult("test", normalise="paper"), bootstrap=0)
     training = run.evaluate(data, bootstrap=0)
     statement = run.privacy.as_dict() if run.privacy else {}
     constrained = training.gaps["fnr"].value
@@ -122,6 +124,64 @@ def train_row(row: Row, data: FederatedDataset, seed: int, options: Options) -> 
             seed=seed,
             noise_seed=seed if row.private else None,
         )
+
+
+def run_table(
+    table: str,
+    *,
+    seeds: int,
+    rows: str,
+    out: Path | None,
+    as_json: bool,
+    jobs: int | None,
+    convention: str,
+    noise_multiplier: float | None,
+    normaliser: str | None,
+    selection: str | None,
+    device: str,
+    words: Sequence[str],
+) -> str:
+    """Run a table, write its files, and return what is to be printed."""
+    for known in get_args(Convention):
+        if convention == known:
+            break
+    else:
+        names = ", ".join(get_args(Convention))
+        raise ValueError(f"the convention is {convention!r}; expected one of {names}")
+    options = Options(
+        convention=known,
+        noise_multiplier=noise_multiplier,
+        normaliser=normaliser,
+        selection=selection,
+        device=device,
+    )
+    start = time.perf_counter()
+    results = reproduce(
+        table,
+        seeds=range(seeds),
+        pattern=rows,
+        options=options,
+        jobs=jobs,
+        report=print_result,
+        partial=out / "partial.json" if out else None,
+    )
+    about = about_this_run(shlex.join(["fpfl", *words]), time.perf_counter() - start)
+    if out is not None:
+        write_results(out, results, about)
+    if as_json:
+        return json.dumps(plain_results(results), indent=1)
+    return markdown_table(results, load_table(table), about)
+
+
+def print_result(result: Result, done: int, total: int) -> None:
+    """One line on the error stream for each finished run."""
+    print(
+        f"[{done}/{total}] {result['model']} {result['algorithm']} m={result['cohort'] or '-'} "
+        f"seed {result['seed']}: accuracy {result['accuracy']:.3f}, FNR gap "
+        f"{result['fnr_gap']:.3f} (training {result['train_gap']:.3f}), {result['seconds']} s",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def reproduce(
@@ -214,7 +274,7 @@ def about_this_run(command: str, seconds: float) -> dict[str, Any]:
 
 @lru_cache(maxsize=2)
 def _population_of(mean_samples: float | None, seed: int) -> FederatedDataset:
-    data = load_adult("train")
+    data = load_adult("train", normalise="paper")
     return (
         data.single_samples()
         if mean_samples is None

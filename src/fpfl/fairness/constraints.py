@@ -32,12 +32,15 @@ class Constraint:
         α: how far a group's value may be from the overall one.
     name
         How it is called in tables.
+    label_range
+        For regression: the range that its rates divide by, which must be the schema's.
     """
 
     rates: tuple[Rate, ...]
     by: tuple[By, ...] = ()
     tolerance: float = 0.02
     name: str = "constraint"
+    label_range: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         if not self.rates:
@@ -55,12 +58,29 @@ class Constraint:
         """The task that the rates are for."""
         return self.rates[0].kind
 
+    def check(self, classes: int | None, label_range: tuple[float, float] | None) -> None:
+        """Refuse a task that the rates are not for."""
+        task = "regression" if classes is None else "classification"
+        if self.kind != task:
+            raise ValueError(f"{self.name} is for {self.kind}; the schema is a {task}")
+        binary = [rate.name for rate in self.rates if rate.binary]
+        if classes is not None and classes > 2 and binary:
+            raise ValueError(
+                f"{', '.join(binary)} are for two classes and the schema has {classes}; say which "
+                "class is the positive one (positive=...), or use accuracy_parity"
+            )
+        if self.label_range is not None and tuple(self.label_range) != label_range:
+            raise ValueError(
+                f"{self.name} was made for the label range {self.label_range}, the schema declares "
+                f"{label_range}; use the schema's"
+            )
+
     def bind(self, attributes: Sequence[Attribute]) -> Groups:
         """The groups this constraint compares, among the declared attributes."""
         return groups_by(attributes, self.by or None)
 
 
-def fnr_parity(*by: By, tolerance: float = 0.02, positive: int = 1) -> Constraint:
+def fnr_parity(*by: By, tolerance: float = 0.02, positive: int | None = None) -> Constraint:
     """Equal false negative rates (equal opportunity)."""
     return Constraint((_rates.false_negative_rate(positive),), by, tolerance, "FNR parity")
 
@@ -70,12 +90,12 @@ def accuracy_parity(*by: By, tolerance: float = 0.02) -> Constraint:
     return Constraint((_rates.accuracy(),), by, tolerance, "accuracy parity")
 
 
-def demographic_parity(*by: By, tolerance: float = 0.02, positive: int = 1) -> Constraint:
+def demographic_parity(*by: By, tolerance: float = 0.02, positive: int | None = None) -> Constraint:
     """Equal selection rates."""
     return Constraint((_rates.selection_rate(positive),), by, tolerance, "demographic parity")
 
 
-def equalized_odds(*by: By, tolerance: float = 0.02, positive: int = 1) -> Constraint:
+def equalized_odds(*by: By, tolerance: float = 0.02, positive: int | None = None) -> Constraint:
     """Equal false negative and false positive rates, both at once."""
     both = (_rates.false_negative_rate(positive), _rates.false_positive_rate(positive))
     return Constraint(both, by, tolerance, "equalised odds")
@@ -86,10 +106,11 @@ def equal_error(
 ) -> Constraint:
     """Equal error in a regression; errors and α are fractions of the declared label range."""
     make = _rates.squared_error if squared else _rates.absolute_error
-    return Constraint((make(label_range),), by, tolerance, "equal error")
+    low, high = label_range
+    return Constraint((make(label_range),), by, tolerance, "equal error", (low, high))
 
 
-def predictive_parity(*by: By, tolerance: float = 0.02, positive: int = 1) -> Constraint:
+def predictive_parity(*by: By, tolerance: float = 0.02, positive: int | None = None) -> Constraint:
     """Refuse: predictive parity can be measured, not enforced."""
     raise ValueError(
         "predictive parity cannot be enforced: it conditions on the prediction Ŷ, so the set d' "

@@ -38,6 +38,9 @@ class Rate:
         ``standin(scores, labels) -> tensor``: a differentiable estimate of f.
     kind
         The task it is for.
+    binary
+        Whether it only makes sense for two classes (a rate that was not told which class is the
+        positive one).
     """
 
     name: str
@@ -45,6 +48,7 @@ class Rate:
     true: Callable[[Tensor, Tensor], Tensor]
     standin: Callable[[Tensor, Tensor], Tensor]
     kind: Kind = "classification"
+    binary: bool = False
 
     def evaluate(self, predictions: Tensor, labels: Tensor) -> Tensor:
         """f on every sample, kept in [0, 1] so that one sample's count is bounded."""
@@ -55,33 +59,43 @@ def _everyone(labels: Tensor) -> Tensor:
     return torch.ones_like(labels, dtype=torch.bool)
 
 
-def false_negative_rate(positive: int = 1) -> Rate:
+def _positive(positive: int | None) -> int:
+    return 1 if positive is None else positive
+
+
+def false_negative_rate(positive: int | None = None) -> Rate:
     """P[Ŷ ≠ positive | Y = positive]; the stand-in is 1 − ψ(x) (the paper's appendix)."""
+    one = _positive(positive)
     return Rate(
         "FNR",
-        condition=lambda y: y == positive,
-        true=lambda p, y: (p != positive).float(),
-        standin=lambda s, y: 1.0 - s[..., positive],
+        condition=lambda y: y == one,
+        true=lambda p, y: (p != one).float(),
+        standin=lambda s, y: 1.0 - s[..., one],
+        binary=positive is None,
     )
 
 
-def false_positive_rate(positive: int = 1) -> Rate:
+def false_positive_rate(positive: int | None = None) -> Rate:
     """P[Ŷ = positive | Y ≠ positive]."""
+    one = _positive(positive)
     return Rate(
         "FPR",
-        condition=lambda y: y != positive,
-        true=lambda p, y: (p == positive).float(),
-        standin=lambda s, y: s[..., positive],
+        condition=lambda y: y != one,
+        true=lambda p, y: (p == one).float(),
+        standin=lambda s, y: s[..., one],
+        binary=positive is None,
     )
 
 
-def true_positive_rate(positive: int = 1) -> Rate:
+def true_positive_rate(positive: int | None = None) -> Rate:
     """P[Ŷ = positive | Y = positive]."""
+    one = _positive(positive)
     return Rate(
         "TPR",
-        condition=lambda y: y == positive,
-        true=lambda p, y: (p == positive).float(),
-        standin=lambda s, y: s[..., positive],
+        condition=lambda y: y == one,
+        true=lambda p, y: (p == one).float(),
+        standin=lambda s, y: s[..., one],
+        binary=positive is None,
     )
 
 
@@ -101,20 +115,22 @@ def accuracy() -> Rate:
     )
 
 
-def selection_rate(positive: int = 1) -> Rate:
+def selection_rate(positive: int | None = None) -> Rate:
     """P[Ŷ = positive], the rate of demographic parity."""
+    one = _positive(positive)
     return Rate(
         "selection rate",
         condition=_everyone,
-        true=lambda p, y: (p == positive).float(),
-        standin=lambda s, y: s[..., positive],
+        true=lambda p, y: (p == one).float(),
+        standin=lambda s, y: s[..., one],
+        binary=positive is None,
     )
 
 
 def _span(label_range: tuple[float, float]) -> tuple[float, float]:
     low, high = label_range
     if not low < high:
-        raise ValueError(f"the label range {label_range} is empty; give one with low < high")
+        raise ValueError(f"the label range {label_range} is empty; give (low, high)")
     return low, high - low
 
 

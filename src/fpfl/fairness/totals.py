@@ -6,13 +6,15 @@ here, in one place.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 SMALLEST_COUNT = 1.0
-"""A released n' below one sample says nothing about a rate: its constraint rests that round."""
+"""A released n' below one sample says nothing about a rate: its constraint rests that round. With
+noise the limit is two of the noise's standard deviations, a public number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +22,8 @@ class Counts:
     """What a round counted, with R rates and G groups; several rounds' counts can be added.
 
     ``F`` and ``n`` (R, G) belong to the groups, ``overall_F`` and ``overall_n`` (R,) to everybody.
-    ``hits`` and ``misses`` count right and wrong predictions where v carries them.
+    ``hits`` and ``misses`` count right and wrong predictions where v carries them. Counts below
+    ``smallest`` say nothing.
     """
 
     F: Tensor
@@ -29,21 +32,29 @@ class Counts:
     overall_n: Tensor
     hits: Tensor | None = None
     misses: Tensor | None = None
+    smallest: float = SMALLEST_COUNT
 
     def __add__(self, other: Counts) -> Counts:
-        sums = {}
-        for field in fields(Counts):
-            mine, its = getattr(self, field.name), getattr(other, field.name)
-            sums[field.name] = None if mine is None else mine + its
-        return Counts(**sums)
+        return Counts(
+            F=self.F + other.F,
+            n=self.n + other.n,
+            overall_F=self.overall_F + other.overall_F,
+            overall_n=self.overall_n + other.overall_n,
+            hits=None if self.hits is None or other.hits is None else self.hits + other.hits,
+            misses=None
+            if self.misses is None or other.misses is None
+            else self.misses + other.misses,
+            # Independent noise: variances add.
+            smallest=math.hypot(self.smallest, other.smallest),
+        )
 
     def overall(self) -> Tensor:
         """F/n' of every rate, as released; NaN where n' says nothing."""
-        return _quotient(self.overall_F, self.overall_n)
+        return self._quotient(self.overall_F, self.overall_n)
 
     def values(self) -> Tensor:
         """F_a/n'_a of every rate and group, as released; NaN where n'_a says nothing."""
-        return _quotient(self.F, self.n)
+        return self._quotient(self.F, self.n)
 
     def differences(self) -> Tensor:
         """F/n' − F_a/n'_a of shape (R, G), kept in [−1, 1]; NaN where it is not known.
@@ -54,10 +65,9 @@ class Counts:
         return (self.overall().unsqueeze(-1) - self.values()).clamp(-1.0, 1.0)
 
     def gap(self) -> float:
-        """The largest known |F/n' − F_a/n'_a|; NaN where none is known."""
-        known = self.differences().abs()
-        known = known[~known.isnan()]
-        return float(known.max()) if known.numel() else float("nan")
+        """The largest |F/n' − F_a/n'_a|; NaN where one is not known, or there are no rates."""
+        differences = self.differences().abs()
+        return float(differences.max()) if differences.numel() else math.nan
 
     def fair(self, tolerance: float) -> bool:
         """Whether every group's rate is known and within the tolerance: silence is not fairness.
@@ -67,10 +77,16 @@ class Counts:
         return bool((self.differences().abs() <= tolerance).all())
 
     def accuracy(self) -> float:
-        """hits/(hits + misses), kept in [0, 1]; NaN where v does not carry them."""
+        """hits/(hits + misses), as released; NaN where v does not carry them."""
         if self.hits is None or self.misses is None:
-            return float("nan")
-        return float(_quotient(self.hits, self.hits + self.misses).clamp(0.0, 1.0))
+            return math.nan
+        return float(self._quotient(self.hits, self.hits + self.misses))
+
+    def _quotient(self, numerator: Tensor, denominator: Tensor) -> Tensor:
+        known = denominator >= self.smallest
+        safe = torch.where(known, denominator, torch.ones_like(denominator))
+        value = numerator / safe
+        return torch.where(known, value, torch.full_like(value, math.nan))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,9 +102,6 @@ class Totals(Counts):
     F_gradient: Tensor
     overall_F_gradient: Tensor
 
-
-def _quotient(numerator: Tensor, denominator: Tensor) -> Tensor:
-    known = denominator >= SMALLEST_COUNT
-    safe = torch.where(known, denominator, torch.ones_like(denominator))
-    value = numerator / safe
-    return torch.where(known, value, torch.full_like(value, float("nan")))
+    def divisors(self) -> tuple[Tensor, Tensor]:
+        """n' (R,) and n'_a (R, G) to divide by: where they say nothing, any positive number."""
+        return self.overall_n.clamp(min=self.smallest), self.n.clamp(min=self.smallest)

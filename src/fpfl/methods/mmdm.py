@@ -76,10 +76,11 @@ def BMDM(rate: float = 0.01, tolerance: float | None = None) -> MMDM:
 def constraint_direction(kappa: Tensor, totals: Totals) -> Tensor:
     """Σ_r Σ_a κ_{r,a} (∇F_r/n'_r − ∇F_{r,a}/n'_{r,a}), for κ of shape (R, G).
 
-    Where κ is not 0 both counts are known, so a count of 1 elsewhere only avoids 0/0.
+    Where κ is not 0 both counts are known; elsewhere the divisor only avoids 0/0.
     """
-    on_groups = kappa / totals.n.clamp(min=1.0)
-    on_overall = kappa.sum(dim=1) / totals.overall_n.clamp(min=1.0)
+    overall_n, n = totals.divisors()
+    on_groups = kappa / n
+    on_overall = kappa.sum(dim=1) / overall_n
     return torch.einsum("r,rp->p", on_overall, totals.overall_F_gradient) - torch.einsum(
         "rg,rgp->p", on_groups, totals.F_gradient
     )

@@ -47,8 +47,9 @@ class Tran:
         known = ~difference.isnan()
         violation = torch.where(known, difference.abs(), torch.zeros_like(difference))
         multipliers = (state.multipliers + self.rate * violation).clamp(max=self.max_multiplier)
-        overall = totals.overall_F_gradient / totals.overall_n.clamp(min=1.0).unsqueeze(-1)
-        groups = totals.F_gradient / totals.n.clamp(min=1.0).unsqueeze(-1)
+        overall_n, n = totals.divisors()
+        overall = totals.overall_F_gradient / overall_n.unsqueeze(-1)
+        groups = totals.F_gradient / n.unsqueeze(-1)
         slopes = (overall.unsqueeze(1) - groups).abs()
         weights = torch.where(known, multipliers, torch.zeros_like(multipliers))
         direction = totals.loss_gradient / totals.normaliser

@@ -17,7 +17,7 @@ from fpfl.privacy.gaussian import (
 )
 from fpfl.privacy.plan import Block, Convention, PrivacyPlan, PrivacyWarning
 from fpfl.privacy.sampling import FixedSizeSampling, Participation, PoissonSampling
-from fpfl.privacy.statement import PrivacyStatement
+from fpfl.privacy.statement import PrivacyStatement, round_up
 from fpfl.privacy.table import compare_conventions
 
 __all__ = [
@@ -41,4 +41,5 @@ __all__ = [
     "gaussian_noise_multiplier",
     "participations_bound",
     "participations_of_one",
+    "round_up",
 ]

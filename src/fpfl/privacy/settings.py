@@ -27,8 +27,9 @@ class Clipping:
         min(1, C_s/Σ n'), so that clipping cannot bend the measured rates; ``bound`` is then for
         the gradients alone.
     selection
-        The bound of the hits and misses that model selection reads, a block of their own always
-        (inside the joint norm they would crowd the gradient out).
+        The bound of the hits and misses that model selection and the history's accuracy come
+        from, a block of their own always (inside the joint norm they would crowd the gradient
+        out).
     counts_share, selection_share
         Which part of the privacy budget 1/σ² the blocks get; the gradients have the rest.
     """
@@ -107,18 +108,18 @@ class Privacy:
     @property
     def clipping(self) -> Clipping:
         """The clip bounds."""
-        return self.clip if isinstance(self.clip, Clipping) else Clipping(self.clip)
+        return self.clip if isinstance(self.clip, Clipping) else Clipping(float(self.clip))
 
     def plan(
         self, *, population: int, cohort: int, rounds: int, blocks: tuple[Block, ...]
     ) -> PrivacyPlan:
         """Bind the settings to a population and a schedule."""
-        hypothetical = self.population is not None and self.population != population
+        accounted = population if self.population is None else self.population
         shared = {
             "convention": self.convention,
             "neighbours": self.neighbours,
-            "population": self.population or population,
-            "real_population": population if hypothetical else None,
+            "population": accounted,
+            "real_population": None if accounted == population else population,
             "cohort": cohort,
             "rounds": rounds,
             "delta": self.delta,

@@ -134,6 +134,8 @@ class PrivacyStatement:
             *self._against_outsiders(),
             *self._against_server(),
             *self._how(),
+            "Not covered: whatever was read from the data before training (means for a "
+            "normalisation, vocabularies, ranges) and evaluations without noise.",
             "This is the price of this run alone: every further run on the same users (another "
             "seed, a search for settings) adds to it.",
         ]
@@ -152,7 +154,7 @@ class PrivacyStatement:
             server = self.epsilon_server_real or self.epsilon_server
             lines.append(
                 "Seeded cohorts: amplification by sampling does not hold against anyone who has "
-                f"that seed. For them ε is the server's, {_figure(server)}."
+                f"that seed. For them ε is the server's, {round_up(server)}."
             )
         return lines
 
@@ -174,17 +176,19 @@ class PrivacyStatement:
             return lines
         if self.convention == "paper":
             lines.append(
-                f"{who}:{mark} honest ε = {_figure(self.epsilon_honest)} {at}. In the paper's "
-                f"convention, at face value, it reads ε = {_figure(self.epsilon)}: that takes one "
+                f"{who}:{mark} honest ε = {round_up(self.epsilon_honest)} {at}. In the paper's "
+                f"convention, at face value, it reads ε = {round_up(self.epsilon)}: that takes one "
                 "user's influence on a total for C, but replacing a user changes it by up to 2C. "
                 "Rely on the honest figure."
             )
         else:
-            lines.append(f"{who}:{mark} ε = {_figure(self.epsilon)} {at}.")
+            lines.append(f"{who}:{mark} ε = {round_up(self.epsilon)} {at}.")
         holds = self.epsilon_honest
         if self.epsilon_real is not None:
             holds = self.epsilon_real
-            lines.append(f"{who}: REAL, {self.real_population:,} users: ε = {_figure(holds)} {at}.")
+            lines.append(
+                f"{who}: REAL, {self.real_population:,} users: ε = {round_up(holds)} {at}."
+            )
         lines.append(
             f"In words: whatever they may conclude, one user's data makes it at most "
             f"{_times(holds)} times as likely, but for a chance of about δ."
@@ -208,7 +212,9 @@ class PrivacyStatement:
 
     def _server(self, participations: int, epsilon: float) -> str:
         rounds = f"{participations} round{'' if participations == 1 else 's'}"
-        figure = f"ε = {_figure(epsilon)} at δ = {self.delta_server:g} for a user who takes part in"
+        figure = (
+            f"ε = {round_up(epsilon)} at δ = {self.delta_server:g} for a user who takes part in"
+        )
         if self.participations_capped:
             return f"{figure} {rounds}. That is a cap: nobody takes part more often."
         return (
@@ -235,8 +241,8 @@ class PrivacyStatement:
         ]
 
 
-def _figure(value: float) -> str:
-    """Four digits, rounded up: a bound that is rounded down is no bound."""
+def round_up(value: float) -> str:
+    """Format ε with four digits, rounded up: a bound that is rounded down is no bound."""
     if value <= 0 or not math.isfinite(value):
         return f"{value:g}"
     digits = 3 - math.floor(math.log10(value))

@@ -39,7 +39,8 @@ def compare_conventions(
     list of dict
         One for each of ``paper``, ``replace-one`` and ``poisson``, with the keys ``convention``,
         ``noise_multiplier``, ``sensitivity``, ``epsilon``, ``epsilon_honest``,
-        ``epsilon_server``, ``delta`` and ``participations``.
+        ``epsilon_server``, ``delta``, ``delta_server`` (with the chance δ that somebody takes part
+        more often, where there is no cap) and ``participations``.
     """
     if (epsilon is None) == (noise_multiplier is None):
         raise ValueError(
@@ -74,6 +75,7 @@ def compare_conventions(
             "epsilon_honest": plan.epsilon_honest,
             "epsilon_server": plan.epsilon_server,
             "delta": plan.delta,
+            "delta_server": plan.delta * (1 if plan.max_participations is not None else 2),
             "participations": plan.participations,
         }
         for plan in plans

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
+from fpfl.privacy.statement import round_up
+
 if TYPE_CHECKING:
     from fpfl.experiments.tables import Row
 
@@ -33,7 +35,8 @@ def markdown_table(
         f"Mean ± standard deviation over {len(seeds)} seed{'s' * (len(seeds) > 1)} "
         f"({', '.join(map(str, seeds))}), the paper's single run in brackets. Accuracy and gaps "
         "are of the test set; the training gap is the constrained rate's (FNR) on the training "
-        "population.",
+        "population. Numerical features are normalised with the training mean and variance, as in "
+        "the paper: what reading those costs (its ε₀) is in no figure here.",
         "",
         "Made by `{command}` on {date} ({hardware}; Python {python}, torch {torch}; "
         "{wall_seconds} s).".format(**about),
@@ -68,10 +71,7 @@ def _line(row: Row, mine: Sequence[dict[str, Any]]) -> str:
         cell("train_gap"),
         *(cell(gap) for gap in GAPS[1:]),
         first["convention"] or "–",
-        *(_number(first[key]) for key in ("noise_multiplier", "epsilon", "epsilon_honest")),
+        "–" if first["noise_multiplier"] is None else f"{first['noise_multiplier']:.3f}",
+        *("–" if first[e] is None else round_up(first[e]) for e in ("epsilon", "epsilon_honest")),
     ]
     return "| " + " | ".join(cells) + " |"
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g}" if value < 1 else f"{value:.2f}"

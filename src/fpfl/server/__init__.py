@@ -8,7 +8,6 @@ from fpfl.server.round import (
     ServerSettings,
     serve,
 )
-from fpfl.server.run import Run, evaluate_model, evaluate_vector, with_parameters
 from fpfl.server.selection import Candidate, Selection
 from fpfl.server.simulation import Simulation
 
@@ -18,12 +17,8 @@ __all__ = [
     "Federation",
     "Outcome",
     "RoundEvent",
-    "Run",
     "Selection",
     "ServerSettings",
     "Simulation",
-    "evaluate_model",
-    "evaluate_vector",
     "serve",
-    "with_parameters",
 ]

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fpfl.fairness.totals import Totals
+from fpfl.fairness.totals import SMALLEST_COUNT, Totals
 from fpfl.methods.base import Method, MethodState
 from fpfl.server.selection import Rule, Selection
 from fpfl.users.layout import Layout
@@ -50,7 +50,8 @@ class ServerSettings:
     """What the server needs to know to run.
 
     ``normaliser`` is the public constant N that the summed loss gradient is divided by,
-    ``tolerance`` is α, ``optimizer`` makes any ``torch.optim`` optimiser for [w].
+    ``tolerance`` is α, ``optimizer`` makes any ``torch.optim`` optimiser for [w];
+    ``smallest_count`` is the public number below which a noisy count says nothing.
     """
 
     layout: Layout
@@ -59,6 +60,7 @@ class ServerSettings:
     rounds: int
     normaliser: float
     tolerance: float = 0.0
+    smallest_count: float = SMALLEST_COUNT
     selection: Rule = "best"
     selection_window: int = 1
 
@@ -96,7 +98,8 @@ def serve(
     stopped = None
     for t in range(1, settings.rounds + 1):
         before = parameter.detach().clone()
-        totals = layout.totals(federation.release(t, before), settings.normaliser)
+        v = federation.release(t, before)
+        totals = layout.totals(v, settings.normaliser, settings.smallest_count)
         state, direction = settings.method.update(state, totals, settings.tolerance)
         parameter.grad = direction
         optimizer.step()
@@ -110,7 +113,8 @@ def serve(
             break
         row = describe(t, totals, state, layout, settings.tolerance)
         history.append(row)
-        selection = selection.observe(t, before, totals, after.clone())
+        after = after.clone()
+        selection = selection.observe(t, before, totals, after)
         for callback in callbacks:
             callback(RoundEvent(row, after, settings.rounds))
     chosen, how = selection.choose(parameter.detach().clone(), len(history))

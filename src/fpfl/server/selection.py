@@ -69,7 +69,9 @@ class Selection:
             w = measured if mode == "last" else torch.stack(recent_w).mean(0)
             new = Candidate(w, t, seen.accuracy(), seen.gap(), seen.fair(self.tolerance))
             better = self.best is None or _better(new, self.best)
-            return replace(self, recent=recent, recent_w=recent_w, best=new if better else self.best)
+            return replace(
+                self, recent=recent, recent_w=recent_w, best=new if better else self.best
+            )
         if self.rule == "average" and t > self.rounds // 2:
             count = self.averaged + 1
             mean = after if self.mean is None else self.mean + (after - self.mean) / count

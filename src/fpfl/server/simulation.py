@@ -26,12 +26,16 @@ class Simulation:
         How cohorts are drawn; with privacy it must be the plan's own.
     rng
         The cohorts' random stream.
+    samples_rng
+        The stream that picks samples of a user, and dropout's masks: what happens on a device
+        does not change who is drawn next.
     """
 
     engine: CohortEngine
     third_party: ThirdParty
     sampling: PoissonSampling | FixedSizeSampling
     rng: np.random.Generator
+    samples_rng: np.random.Generator
     participation: Participation = field(init=False)
 
     def __post_init__(self) -> None:
@@ -46,4 +50,4 @@ class Simulation:
     def release(self, round: int, w: Tensor) -> Tensor:
         """Run one round at w."""
         users = self.participation.admit(self.sampling.draw(self.rng))
-        return self.third_party.release(self.engine.statistics(w, users, self.rng), like=w)
+        return self.third_party.release(self.engine.statistics(w, users, self.samples_rng), like=w)

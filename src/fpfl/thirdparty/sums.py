@@ -56,7 +56,7 @@ class ThirdParty:
     @cached_property
     def noise_stddev(self) -> Tensor:
         """The standard deviation of the noise on every number of v."""
-        scale = torch.zeros(self.size)
+        scale = torch.zeros(self.size, dtype=torch.float64)
         if self.plan is not None:
             for rule in self.rules:
                 for place in rule.places:
@@ -70,5 +70,6 @@ class ThirdParty:
             total += clipped_sum(rows, self.rules) if self.rules else rows.sum(dim=0)
         if self.plan is None:
             return total
-        noise = self.source.normal(self.size, dtype=total.dtype, device=total.device)
-        return total + noise * self.noise_stddev.to(total)
+        # In double precision up to the end: the noise's low bits are part of what hides a user.
+        noise = self.source.normal(self.size, dtype=torch.float64, device=total.device)
+        return (total.double() + noise * self.noise_stddev.to(noise)).to(total.dtype)

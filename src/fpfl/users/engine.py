@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -124,21 +125,31 @@ class CohortEngine:
             cohort = self.data.cohort(
                 users[start:stop], samples_per_user=self.samples_per_user, rng=rng
             )
-            yield self.layout.flatten(self.compute(w, cohort))
+            seed = int(rng.integers(2**63)) if rng is not None and self.stochastic else None
+            yield self.layout.flatten(self.compute(w, cohort, seed))
 
-    def compute(self, w: Tensor, cohort: Cohort) -> Statistics:
-        """The statistics of every user of a padded cohort."""
+    @cached_property
+    def stochastic(self) -> bool:
+        """Whether the model has active dropout."""
+        return task.has_dropout(self.model.module)
+
+    def compute(self, w: Tensor, cohort: Cohort, seed: int | None = None) -> Statistics:
+        """The statistics of every user of a padded cohort; ``seed`` is for dropout."""
         schema, mask = self.data.schema, cohort.mask
         rates = self.constraint.rates if self.constraint else ()
-        member, conditions = _weights(cohort, rates, self.groups)
+        member, conditions = _weights(cohort, rates, self.groups, w.dtype)
         sums = _user_sums(self.model, schema, rates, whole=not self.layout.partition)
         jacobian = vmap(
             jacrev(sums, has_aux=True), in_dims=(None, 0, 0, 0, 0, 0), randomness="different"
         )
-        gradients, output = jacobian(
-            w, cohort.features, cohort.labels, mask.to(w.dtype), member, conditions
-        )
-        output = output.detach()
+        with torch.random.fork_rng(enabled=seed is not None):
+            if seed is not None:
+                torch.manual_seed(seed)
+            gradients, output = jacobian(
+                w, cohort.features, cohort.labels, mask.to(w.dtype), member, conditions
+            )
+        # The counts are of the model that is released, which drops nothing out.
+        output = self._evaluated(w, cohort) if self.stochastic else output.detach()
         users, p = len(mask), self.model.size
         r, g = len(rates), member.shape[-1]
         F_gradient = gradients[:, 1 : 1 + r * g].reshape(users, r, g, p)
@@ -158,6 +169,17 @@ class CohortEngine:
             hits=right.sum(dim=1),
             misses=(mask.to(w.dtype) - right).sum(dim=1),
         )
+
+    def _evaluated(self, w: Tensor, cohort: Cohort) -> Tensor:
+        """The outputs in evaluation mode, of shape (B, S, ...)."""
+        module, samples = self.model.module, cohort.features.flatten(0, 1)
+        module.eval()
+        try:
+            with torch.no_grad():
+                output = task.flatten_output(self.model(w, samples), self.data.schema)
+        finally:
+            module.train()
+        return output.reshape(*cohort.mask.shape, *output.shape[1:])
 
     def _bytes_per_user(self, samples: int) -> int:
         """A rough, generous size: Jacobian and v twice over, inputs and activations per sample."""
@@ -188,27 +210,21 @@ def make_layout(
 
 
 def predict(
-    model: FlatModel, w: Tensor, features: Tensor, schema: Schema, batch: int = 8192
+    model: Callable[[Tensor], Tensor], features: Tensor, schema: Schema, batch: int = 8192
 ) -> Tensor:
-    """Hard predictions of the model with parameters w on samples, in batches."""
-    was_training = model.module.training
-    model.module.eval()
-    try:
-        with torch.no_grad():
-            outputs = [
-                task.predictions(task.flatten_output(model(w, piece), schema), schema)
-                for piece in torch.split(features, batch)
-            ]
-    finally:
-        model.module.train(was_training)
+    """Hard predictions on samples, in batches."""
+    with torch.no_grad():
+        outputs = [
+            task.predictions(task.flatten_output(model(piece), schema), schema)
+            for piece in torch.split(features, batch)
+        ]
     return torch.cat(outputs)
 
 
 def _weights(
-    cohort: Cohort, rates: tuple[Rate, ...], groups: Groups | None
+    cohort: Cohort, rates: tuple[Rate, ...], groups: Groups | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Membership (B, S, G) and conditions (B, R, S) as numbers, both 0 for padding."""
-    dtype = cohort.features.dtype if cohort.features.is_floating_point() else torch.float32
+    """Membership (B, S, G) and conditions (B, R, S) as numbers; conditions are 0 for padding."""
     mask = cohort.mask
     if groups is None:
         return mask.new_zeros((*mask.shape, 0), dtype=dtype), mask.new_zeros(

@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fpfl.fairness.totals import Totals
+from fpfl.fairness.totals import SMALLEST_COUNT, Totals
 
 Basis = Literal["paper", "split"]
 
@@ -103,8 +103,14 @@ class Layout:
             columns.append(block.reshape(users, -1))
         return torch.cat(columns, dim=1)
 
-    def totals(self, v: Tensor, normaliser: float) -> Totals:
-        """Take a summed vector apart; ``normaliser`` is the public N the loss is divided by."""
+    def totals(
+        self, v: Tensor, normaliser: float, smallest_count: float = SMALLEST_COUNT
+    ) -> Totals:
+        """Take a summed vector apart.
+
+        ``normaliser`` is the public N that the loss is divided by, ``smallest_count`` the public
+        number below which a noisy count says nothing.
+        """
         if v.shape != (self.size,):
             raise ValueError(f"v has shape {tuple(v.shape)}; this layout has ({self.size},)")
         parts = {name: v[place].reshape(self.shapes[name]) for name, place in self.slices.items()}
@@ -125,6 +131,7 @@ class Layout:
         return Totals(
             loss_gradient=parts["loss_gradient"],
             normaliser=normaliser,
+            smallest=smallest_count,
             F=F,
             n=n,
             F_gradient=F_gradient,

@@ -10,10 +10,10 @@ from fpfl.data.schema import Schema
 
 
 def loss(output: Tensor, labels: Tensor, schema: Schema) -> Tensor:
-    """ℓ(z, w) of every sample: cross-entropy of logits, or half the squared error over the range.
+    """ℓ(z, w) of every sample: cross-entropy of logits, or half the squared error.
 
-    Regression's error is divided by the declared range, so that its gradients have the same
-    scale (and clip bounds the same meaning) whatever the label's unit.
+    A regression model's output o is in units of the declared range, ŷ = low + (high − low) o, and
+    so is its error: learning rates and clip bounds mean the same whatever the label's unit.
     """
     if schema.task == "binary":
         return functional.binary_cross_entropy_with_logits(
@@ -24,15 +24,19 @@ def loss(output: Tensor, labels: Tensor, schema: Schema) -> Tensor:
             output.reshape(-1, output.shape[-1]), labels.reshape(-1), reduction="none"
         )
         return flat.reshape(labels.shape)
-    return 0.5 * ((output - labels) / _span(schema)) ** 2
+    low, span = _range(schema)
+    return 0.5 * (output - (labels - low) / span) ** 2
 
 
 def scores(output: Tensor, schema: Schema) -> Tensor:
-    """Soft predictions: probabilities of shape (..., classes), or real numbers (...)."""
+    """Soft predictions: probabilities of shape (..., classes), or numbers in the label's unit."""
     if schema.task == "binary":
         positive = output.sigmoid()
         return torch.stack([1.0 - positive, positive], dim=-1)
-    return output.softmax(dim=-1) if schema.task == "multiclass" else output
+    if schema.task == "multiclass":
+        return output.softmax(dim=-1)
+    low, span = _range(schema)
+    return low + span * output
 
 
 def predictions(output: Tensor, schema: Schema) -> Tensor:
@@ -41,8 +45,8 @@ def predictions(output: Tensor, schema: Schema) -> Tensor:
         return (output > 0).to(torch.int64)
     if schema.task == "multiclass":
         return output.argmax(dim=-1)
-    assert schema.label_range is not None  # the schema checked it
-    return output.clamp(*schema.label_range)
+    low, span = _range(schema)
+    return scores(output, schema).clamp(low, low + span)
 
 
 def performance(output: Tensor, labels: Tensor, schema: Schema) -> Tensor:
@@ -50,7 +54,7 @@ def performance(output: Tensor, labels: Tensor, schema: Schema) -> Tensor:
     predicted = predictions(output, schema)
     if schema.classes is not None:
         return (predicted == labels).float()
-    return 1.0 - ((predicted - labels) / _span(schema)) ** 2
+    return 1.0 - ((predicted - labels) / _range(schema)[1]) ** 2
 
 
 def flatten_output(output: Tensor, schema: Schema) -> Tensor:
@@ -60,10 +64,10 @@ def flatten_output(output: Tensor, schema: Schema) -> Tensor:
     return output
 
 
-def _span(schema: Schema) -> float:
+def _range(schema: Schema) -> tuple[float, float]:
     assert schema.label_range is not None  # the schema checked it
     low, high = schema.label_range
-    return high - low
+    return low, high - low
 
 
 def check_model(model: nn.Module, schema: Schema, dtype: torch.dtype) -> None:
@@ -93,45 +97,109 @@ def check_model(model: nn.Module, schema: Schema, dtype: torch.dtype) -> None:
                 f"the model ends in {type(last).__name__}; expected logits. Remove that layer: "
                 "loss and rates apply it themselves"
             )
-    if not any(p.requires_grad for p in model.parameters()):
-        raise ValueError("the model has no trainable parameters; give one that has")
-    if not dtype.is_floating_point:
-        return  # integers index an embedding of unknown size: nothing can be made up safely
+    for name, value in [*model.named_parameters(), *model.named_buffers()]:
+        if value.dtype in (torch.float16, torch.bfloat16):
+            raise ValueError(
+                f"{name!r} is {value.dtype}: clip bounds and counts are not kept at that "
+                "precision. Use model.float()"
+            )
     _probe(model, schema, dtype)
 
 
 def _probe(model: nn.Module, schema: Schema, dtype: torch.dtype) -> None:
-    parameter = next(model.parameters())
-    device = parameter.device
-    was_training = model.training
+    """Call the model on made-up inputs, in both modes, and look at what comes back."""
+    parameter = next(model.parameters(), torch.zeros(()))
     generator = torch.Generator().manual_seed(0)
-    inputs = torch.rand(3, *schema.shape, generator=generator).to(device, dtype)
-    changed = inputs.clone()
-    changed[1:] = torch.rand(2, *schema.shape, generator=generator).to(device, dtype)
-    model.eval()
+    inputs = 5.0 * torch.randn(64, *schema.shape, generator=generator)
+    if not dtype.is_floating_point:
+        inputs = torch.zeros(64, *schema.shape)  # the one index that every embedding has
+    inputs = inputs.to(parameter.device, dtype)
+    was_training = model.training
+    state = {name: value.detach().clone() for name, value in model.named_buffers()}
+    rng_state = torch.get_rng_state()  # dropout draws from it
+    try:
+        for training in (True, False):
+            model.train(training)
+            output, alone, other = (
+                _call(model, piece, schema) for piece in (inputs, inputs[:1], inputs.flip(0)[-2:])
+            )
+            _check_output(output, schema)
+            # The last of the flipped pair is the first sample, in other company.
+            first = output[0], alone.reshape(-1, *output.shape[1:])[0], other[-1]
+            same = torch.allclose(first[0], first[1], 1e-3, 1e-4, equal_nan=True)
+            if not (same and torch.allclose(first[0], first[2], 1e-3, 1e-4, equal_nan=True)):
+                if training and has_dropout(model):
+                    continue  # masks differ with the batch; the other mode decides
+                raise ValueError(
+                    "the model mixes samples: its output for one sample changes with the others "
+                    "in the batch. Use layers that treat samples one by one"
+                )
+        if dtype.is_floating_point:
+            _check_logits(_call(model, 1e6 * inputs, schema), schema)
+    finally:
+        torch.set_rng_state(rng_state)
+        model.train(was_training)
+        written = [n for n, v in model.named_buffers() if not torch.equal(v, state[n])]
+        for name, value in model.named_buffers():
+            value.copy_(state[name])
+    if written:
+        raise ValueError(
+            f"the model writes its buffers {written} when it is called: what it learns there "
+            "bypasses clipping and noise. Use a model that keeps its state in its parameters"
+        )
+
+
+def _call(model: nn.Module, inputs: Tensor, schema: Schema) -> Tensor:
     try:
         with torch.no_grad():
-            output, other = model(inputs), model(changed)
+            output = model(inputs)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise ValueError(
-            f"the model does not take inputs of shape (n, {', '.join(map(str, schema.shape))}), "
-            f"as the schema declares: {str(error).splitlines()[0]}"
+            f"the model does not take {inputs.dtype} inputs of shape "
+            f"({len(inputs)}, {', '.join(map(str, schema.shape))}), as the data has: "
+            f"{str(error).splitlines()[0]}"
         ) from error
-    finally:
-        model.train(was_training)
     if not isinstance(output, Tensor):
         raise ValueError(f"the model returns {type(output).__name__}; expected one tensor")
-    classes = schema.classes
-    wanted = [(3, classes)] if schema.task == "multiclass" else [(3,), (3, 1)]
-    if tuple(output.shape) not in wanted:
-        expected = " or ".join(str(("n", *shape[1:])) for shape in wanted)
+    if output.ndim == 0 or len(output) != len(inputs):
+        raise ValueError(
+            f"the model returns shape {tuple(output.shape)} for {len(inputs)} samples; expected "
+            "one row for each (a bare .squeeze() drops the batch of one: use .squeeze(-1))"
+        )
+    return output
+
+
+def _check_output(output: Tensor, schema: Schema) -> None:
+    shape = tuple(output.shape[1:])
+    wanted = [(schema.classes,)] if schema.task == "multiclass" else [(), (1,)]
+    if shape not in wanted:
+        expected = " or ".join(str(("n", *each)) for each in wanted)
         hint = " (one logit for two classes)" if schema.task == "binary" else ""
         raise ValueError(
-            f"the model's output has shape ('n', {', '.join(map(str, output.shape[1:]))}); the "
-            f"schema ({schema.task}) expects {expected}{hint}"
+            f"the model's output has shape {('n', *shape)}; the schema ({schema.task}) expects "
+            f"{expected}{hint}"
         )
-    if not torch.allclose(output[0], other[0], rtol=1e-4, atol=1e-5, equal_nan=True):
+
+
+def _check_logits(output: Tensor, schema: Schema) -> None:
+    """Refuse probabilities: for huge inputs they are 0s and 1s, which logits never are."""
+    if schema.classes is None or not bool(output.isfinite().all()):
+        return
+    low, high = output < 1e-3, output > 1.0 - 1e-3
+    saturated = bool(((output >= 0) & (output <= 1) & (low | high)).all())
+    if saturated and bool(low.any()) and bool(high.any()):
         raise ValueError(
-            "the model mixes samples: its output for one sample changes with the others in the "
-            "batch. Use layers that treat samples one by one"
+            "the model returns probabilities (0s and 1s for huge inputs); expected logits. Remove "
+            "the final sigmoid or softmax: loss and rates apply it"
         )
+
+
+def has_dropout(model: nn.Module) -> bool:
+    """Whether a model has active dropout, as a layer or inside one."""
+    for layer in model.modules():
+        # Dropout layers call it p; recurrent and attention layers have it inside.
+        inside = getattr(layer, "dropout", 0.0)
+        chance = layer.p if isinstance(layer, nn.modules.dropout._DropoutNd) else inside
+        if isinstance(chance, float) and chance > 0.0:
+            return True
+    return False

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,7 @@ from fpfl.fairness.constraints import Constraint
 from fpfl.fairness.gaps import Evaluation, evaluate_predictions
 from fpfl.server.round import Row
 from fpfl.users.engine import FlatModel, predict
+from fpfl.users.task import check_model
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,7 +80,8 @@ class Run:
         """Write the run to a folder: model.safetensors, history.json, run.json, privacy.txt."""
         from safetensors.torch import save_file
 
-        state = {name: value.contiguous() for name, value in self.model.state_dict().items()}
+        # Clones: tied weights share memory, which the format refuses.
+        state = {n: v.detach().clone().contiguous() for n, v in self.model.state_dict().items()}
         if any(v.is_floating_point() and not bool(v.isfinite().all()) for v in state.values()):
             raise ValueError("the model has parameters that are not finite; it is not saved")
         path = Path(folder)
@@ -105,8 +109,10 @@ def evaluate_model(
     seed: int = 0,
 ) -> Evaluation:
     """Evaluate any model on a dataset; see `fpfl.fairness.gaps`."""
-    flat = FlatModel.of(model)
-    return evaluate_vector(flat, flat.vector(), data, constraint, bootstrap, seed)
+    parameter = next(model.parameters(), torch.zeros(()))
+    data = data.to(parameter.device, parameter.dtype)
+    check_model(model, data.schema, data.features.dtype)
+    return _evaluate(model, model, data, constraint, bootstrap, seed)
 
 
 def evaluate_vector(
@@ -118,11 +124,30 @@ def evaluate_vector(
     seed: int = 0,
 ) -> Evaluation:
     """Evaluate the model with parameters w."""
-    schema = data.schema
     data = data.to(w.device, w.dtype)
+    return _evaluate(model.module, partial(model, w), data, constraint, bootstrap, seed)
+
+
+def _evaluate(
+    module: nn.Module,
+    call: Callable[[Tensor], Tensor],
+    data: FederatedDataset,
+    constraint: Constraint | None,
+    bootstrap: int,
+    seed: int,
+) -> Evaluation:
+    schema = data.schema
+    if constraint is not None:
+        constraint.check(schema.classes, schema.label_range)
     users = torch.repeat_interleave(torch.arange(data.population), data.sizes().cpu())
+    was_training = module.training
+    module.eval()
+    try:
+        predictions = predict(call, data.features, schema)
+    finally:
+        module.train(was_training)
     return evaluate_predictions(
-        predict(model, w, data.features, schema).cpu(),
+        predictions.cpu(),
         data.labels.cpu(),
         data.attributes.cpu(),
         schema.attributes,
