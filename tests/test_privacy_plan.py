@@ -305,6 +305,7 @@ def test_table_by_epsilon():
             "epsilon_honest",
             "epsilon_server",
             "delta",
+            "delta_server",
             "participations",
         ]
     ]

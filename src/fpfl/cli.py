@@ -164,6 +164,7 @@ def reproduce(
     noise_multiplier: Annotated[float | None, typer.Option(help="σ, instead of ε.")] = None,
     normaliser: Annotated[str | None, typer.Option(help="users or samples.")] = None,
     selection: Annotated[str | None, typer.Option(help="best, last or average.")] = None,
+    selection_window: Annotated[int | None, typer.Option(help="Rounds judged as one.")] = None,
     jobs: Annotated[int | None, typer.Option(help="Processes side by side.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
 ) -> None:
@@ -181,6 +182,7 @@ def reproduce(
         noise_multiplier=noise_multiplier,
         normaliser=normaliser,
         selection=selection,
+        selection_window=selection_window,
         device=device,
         words=sys.argv[1:],
     )

@@ -22,6 +22,9 @@ def mlp(
 ) -> nn.Sequential:
     """A perceptron with ReLU units that returns logits.
 
+    Weights start as Glorot and Bengio's uniform ones, biases at 0. (PyTorch's own start is about
+    half as large: a narrow, deep network may sit on its first plateau for hundreds of rounds.)
+
     Parameters
     ----------
     inputs, hidden, outputs
@@ -37,5 +40,8 @@ def mlp(
             torch.manual_seed(derived_seed(seed, "initialisation"))
         layers: list[nn.Module] = []
         for before, after in pairwise(sizes):
-            layers += [nn.Linear(before, after), nn.ReLU()]
+            linear = nn.Linear(before, after)
+            nn.init.xavier_uniform_(linear.weight)
+            nn.init.zeros_(linear.bias)
+            layers += [linear, nn.ReLU()]
     return nn.Sequential(*layers[:-1])

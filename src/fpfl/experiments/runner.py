@@ -42,14 +42,15 @@ class Options:
     """What may be varied for a whole table, never for one row.
 
     ``noise_multiplier`` replaces calibration (where dp-accounting is not installed);
-    ``normaliser`` and ``selection`` replace the table's own, for the alternatives in
-    docs/reproduction.md.
+    ``normaliser``, ``selection`` and ``selection_window`` replace the table's own, for the
+    alternatives in docs/reproduction.md.
     """
 
     convention: Convention = "poisson"
     noise_multiplier: float | None = None
     normaliser: str | None = None
     selection: str | None = None
+    selection_window: int | None = None
     device: str = "cpu"
 
 
@@ -121,6 +122,7 @@ def train_row(row: Row, data: FederatedDataset, seed: int, options: Options) -> 
             learning_rate=row.learning_rate,
             normaliser=_normaliser(options.normaliser or row.normaliser),
             selection=_selection(options.selection or row.selection),
+            selection_window=options.selection_window or row.selection_window,
             seed=seed,
             noise_seed=seed if row.private else None,
         )
@@ -138,6 +140,7 @@ def run_table(
     noise_multiplier: float | None,
     normaliser: str | None,
     selection: str | None,
+    selection_window: int | None,
     device: str,
     words: Sequence[str],
 ) -> str:
@@ -153,6 +156,7 @@ def run_table(
         noise_multiplier=noise_multiplier,
         normaliser=normaliser,
         selection=selection,
+        selection_window=selection_window,
         device=device,
     )
     start = time.perf_counter()

@@ -32,6 +32,7 @@ class Row:
     batch: int | None = None
     mean_samples: float | None = None
     normaliser: str = "users"
+    selection_window: int = 1
     method: str | None = None
     damping: float = 0.0
     max_multiplier: float = 0.0

@@ -8,7 +8,6 @@ only, hence it costs no privacy beyond the counts in v.
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
@@ -26,10 +25,10 @@ Rule = Literal["best", "last", "average"]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model and what was released about it."""
+    """A model, the (first, last) rounds that measured it, and what they released about it."""
 
     w: Tensor
-    round: int
+    rounds: tuple[int, int]
     accuracy: float
     gap: float
     fair: bool
@@ -44,17 +43,17 @@ class Selection:
     rule, rounds, tolerance
         How to select, T and α.
     window
-        With ``best``: judge by the counts of so many rounds together. One cohort's rates are
-        noisy (with 15 positive women an FNR has a standard error of 0.13), and the best of many
-        noisy rounds is mostly lucky. 1 is the paper's rule.
+        With ``best``: judge by the counts of so many rounds together, and keep the mean of the
+        models that they measured. One cohort's rates are noisy (with 15 positive women an FNR has
+        a standard error of 0.13), and the best of many noisy rounds is mostly a lucky one. 1 is
+        the paper's rule.
     """
 
     rule: Rule
     rounds: int
     tolerance: float = 0.0
     window: int = 1
-    recent: tuple[Counts, ...] = ()
-    recent_w: tuple[Tensor, ...] = ()
+    recent: tuple[tuple[Tensor, Counts], ...] = ()
     best: Candidate | None = None
     mean: Tensor | None = None
     averaged: int = 0
@@ -62,16 +61,18 @@ class Selection:
     def observe(self, t: int, measured: Tensor, counts: Counts, after: Tensor) -> Selection:
         """Take in round t: what it counted about w_{t−1}, and the model w_t it led to."""
         if self.rule == "best":
-            recent = (*self.recent, counts)[-self.window :]
-            recent_w = (*self.recent_w, measured)[-self.window :]
-            seen = reduce(add, recent)
-            mode = os.environ.get("SELW", "last")
-            w = measured if mode == "last" else torch.stack(recent_w).mean(0)
-            new = Candidate(w, t, seen.accuracy(), seen.gap(), seen.fair(self.tolerance))
-            better = self.best is None or _better(new, self.best)
-            return replace(
-                self, recent=recent, recent_w=recent_w, best=new if better else self.best
+            recent = (*self.recent, (measured, counts))[-self.window :]
+            models = torch.stack([w for w, _ in recent])
+            seen = reduce(add, (counted for _, counted in recent))
+            new = Candidate(
+                models.mean(dim=0) if len(recent) > 1 else measured,
+                (t - len(recent) + 1, t),
+                seen.accuracy(),
+                seen.gap(),
+                seen.fair(self.tolerance),
             )
+            better = self.best is None or _better(new, self.best)
+            return replace(self, recent=recent, best=new if better else self.best)
         if self.rule == "average" and t > self.rounds // 2:
             count = self.averaged + 1
             mean = after if self.mean is None else self.mean + (after - self.mean) / count
@@ -81,9 +82,10 @@ class Selection:
     def choose(self, last: Tensor, rounds_done: int) -> tuple[Tensor, str]:
         """Return the selected parameters and, in words, which model they are."""
         if self.rule == "best" and self.best is not None:
-            best = self.best
-            how = "" if best.fair else "; no round met the tolerance, this one came nearest"
-            return best.w, f"best cohort accuracy, measured in round {best.round}{how}"
+            first, final = self.best.rounds
+            where = f"round {final}" if first == final else f"rounds {first} to {final}, their mean"
+            how = "" if self.best.fair else "; no round met the tolerance, this one came nearest"
+            return self.best.w, f"best cohort accuracy, measured in {where}{how}"
         if self.rule == "average" and self.mean is not None:
             return self.mean, f"average of the last {self.averaged} iterates"
         return last, f"last iterate, after round {rounds_done}"
