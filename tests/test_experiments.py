@@ -9,7 +9,7 @@ import pytest
 
 from fpfl.experiments import runner
 from fpfl.experiments.__main__ import main
-from fpfl.experiments.tables import load_table, matches
+from fpfl.experiments.tables import load_table, matches, override
 
 FIELDS = [
     "table", "data", "model", "algorithm", "cohort", "population", "rounds", "seed", "accuracy",
@@ -108,3 +108,12 @@ def test_bad_arguments_end_with_one_line(arguments, message, capsys) -> None:
     error = capsys.readouterr().err.strip()
     assert message in error
     assert "\n" not in error
+
+
+def test_settings_can_be_overridden_for_a_whole_table() -> None:
+    row = load_table("adult-central")[0]
+    changed = override(row, ["rounds=7", "initial=torch", "learning_rate=0.5"])
+    assert (changed.rounds, changed.initial, changed.learning_rate) == (7, "torch", 0.5)
+    for bad in ("rounds", "speed=3", "algorithm=FPFL"):
+        with pytest.raises(ValueError, match="expected KEY=VALUE"):
+            override(row, [bad])

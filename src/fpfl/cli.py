@@ -165,6 +165,9 @@ def reproduce(
     normaliser: Annotated[str | None, typer.Option(help="users or samples.")] = None,
     selection: Annotated[str | None, typer.Option(help="best, last or average.")] = None,
     selection_window: Annotated[int | None, typer.Option(help="Rounds judged as one.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="KEY=VALUE for all rows, e.g. rounds=250.")
+    ] = None,
     jobs: Annotated[int | None, typer.Option(help="Processes side by side.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
 ) -> None:
@@ -183,6 +186,7 @@ def reproduce(
         normaliser=normaliser,
         selection=selection,
         selection_window=selection_window,
+        overrides=overrides or [],
         device=device,
         words=sys.argv[1:],
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Literal
 
 import torch
 from torch import nn
@@ -18,17 +19,23 @@ DEEP = (16, 8, 8)
 
 
 def mlp(
-    inputs: int, hidden: Sequence[int] = SHALLOW, outputs: int = 1, *, seed: int | None = None
+    inputs: int,
+    hidden: Sequence[int] = SHALLOW,
+    outputs: int = 1,
+    *,
+    initial: Literal["glorot", "torch"] = "glorot",
+    seed: int | None = None,
 ) -> nn.Sequential:
     """A perceptron with ReLU units that returns logits.
-
-    Weights start as Glorot and Bengio's uniform ones, biases at 0. (PyTorch's own start is about
-    half as large: a narrow, deep network may sit on its first plateau for hundreds of rounds.)
 
     Parameters
     ----------
     inputs, hidden, outputs
         The layers' sizes; one output (a logit) for two classes or a regression.
+    initial
+        ``"glorot"``: Glorot and Bengio's uniform weights, biases at 0. ``"torch"``: PyTorch's own,
+        about half as large; a narrow, deep network may sit on its first plateau for hundreds of
+        rounds.
     seed
         Initialises the weights from the seed's own stream, and leaves torch's global state alone.
     """
@@ -41,7 +48,8 @@ def mlp(
         layers: list[nn.Module] = []
         for before, after in pairwise(sizes):
             linear = nn.Linear(before, after)
-            nn.init.xavier_uniform_(linear.weight)
-            nn.init.zeros_(linear.bias)
+            if initial == "glorot":
+                nn.init.xavier_uniform_(linear.weight)
+                nn.init.zeros_(linear.bias)
             layers += [linear, nn.ReLU()]
     return nn.Sequential(*layers[:-1])

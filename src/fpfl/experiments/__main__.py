@@ -26,6 +26,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--normaliser", default=None, help="users or samples")
     parser.add_argument("--selection", default=None, help="best, last or average")
     parser.add_argument("--selection-window", type=int, default=None, help="rounds judged as one")
+    parser.add_argument(
+        "--set", action="append", default=[], dest="overrides", help="KEY=VALUE for all rows"
+    )
     parser.add_argument("--jobs", type=int, default=None, help="processes side by side")
     parser.add_argument("--device", default="cpu")
     words = sys.argv[1:] if arguments is None else arguments

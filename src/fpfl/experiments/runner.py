@@ -23,7 +23,7 @@ import torch
 
 from fpfl.data.adult import load_adult
 from fpfl.data.federated import FederatedDataset
-from fpfl.experiments.tables import NETWORKS, Row, load_table, matches
+from fpfl.experiments.tables import NETWORKS, Row, load_table, matches, override
 from fpfl.fairness.constraints import fnr_parity
 from fpfl.methods import MMDM, Method, Tran
 from fpfl.models import mlp
@@ -51,6 +51,7 @@ class Options:
     normaliser: str | None = None
     selection: str | None = None
     selection_window: int | None = None
+    overrides: tuple[str, ...] = ()
     device: str = "cpu"
 
 
@@ -110,7 +111,9 @@ def train_row(row: Row, data: FederatedDataset, seed: int, options: Options) -> 
         # δ = 5e-5 is the paper's, and that noise drowns some constraints is what the table shows.
         warnings.simplefilter("ignore", UserWarning)
         return train(
-            mlp(data.schema.shape[0], NETWORKS[row.model], seed=seed).to(options.device),
+            mlp(data.schema.shape[0], NETWORKS[row.model], initial=row.initial, seed=seed).to(
+                options.device
+            ),
             data,
             cohort=row.cohort or row.batch or 1,
             rounds=row.rounds,
@@ -141,6 +144,7 @@ def run_table(
     normaliser: str | None,
     selection: str | None,
     selection_window: int | None,
+    overrides: Sequence[str],
     device: str,
     words: Sequence[str],
 ) -> str:
@@ -157,6 +161,7 @@ def run_table(
         normaliser=normaliser,
         selection=selection,
         selection_window=selection_window,
+        overrides=tuple(overrides),
         device=device,
     )
     start = time.perf_counter()
@@ -204,7 +209,11 @@ def reproduce(
     cut off has not been for nothing.
     """
     options = options or Options()
-    rows = [row for row in load_table(table) if matches(row.name(population(row)), pattern)]
+    rows = [
+        override(row, options.overrides)
+        for row in load_table(table)
+        if matches(row.name(population(row)), pattern)
+    ]
     if not rows:
         names = [row.name(population(row)) for row in load_table(table)]
         raise ValueError(f"no row of {table} matches {pattern!r}; the rows are {', '.join(names)}")

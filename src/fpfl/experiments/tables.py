@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from importlib import resources
-from typing import Any
+from typing import Any, Literal
 
 from fpfl.models import DEEP, SHALLOW
 
@@ -33,6 +35,7 @@ class Row:
     mean_samples: float | None = None
     normaliser: str = "users"
     selection_window: int = 1
+    initial: Literal["glorot", "torch"] = "glorot"
     method: str | None = None
     damping: float = 0.0
     max_multiplier: float = 0.0
@@ -48,6 +51,21 @@ class Row:
     def name(self, population: int) -> str:
         """``model/algorithm/cohort/population``, what a pattern is matched with."""
         return f"{self.model}/{self.algorithm}/{self.cohort or '-'}/{population}"
+
+
+def override(row: Row, settings: Sequence[str]) -> Row:
+    """A row with other settings, given as ``key=value``: for trying something on a whole table."""
+    values: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        known = {f.name for f in fields(Row)} - {"table", "paper", "model", "algorithm"}
+        if not equals or key not in known:
+            raise ValueError(f"--set {setting!r}: expected KEY=VALUE with KEY in {sorted(known)}")
+        try:
+            values[key] = json.loads(text)
+        except json.JSONDecodeError:
+            values[key] = text
+    return replace(row, **values)
 
 
 def matches(name: str, pattern: str) -> bool:
