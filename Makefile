@@ -40,7 +40,7 @@ docs:
 	@echo "No mkdocs.yml yet: the pages are plain Markdown, read them under docs/."
 endif
 
-clean: ## remove caches and build outputs (.venv and runs/ stay)
+clean: ## remove caches and build outputs (.venv, out/ and runs/ stay)
 	rm -rf build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name .venv -prune -o -name .git -prune -o -name __pycache__ -type d -exec rm -rf {} +
 

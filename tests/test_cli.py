@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from fpfl import cli
+from fpfl.experiments import demo
 
 CONFIG = """
 [data]
@@ -37,7 +41,7 @@ def fpfl(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
 
 
 def test_privacy_gives_the_known_figures() -> None:
-    """The issue's line: 1.723 with honest 5.19, twice that noise, 1.006; all within 1%."""
+    """1.723 in `paper` with honest 5.19, twice that noise, 1.006; all within 1%."""
     out = fpfl("privacy", "--population", "16280", "--cohort", "200", "--rounds", "1000",
                "--epsilon", "2", "--delta", "5e-5", "--json")  # fmt: skip
     assert out.returncode == 0, out.stderr
@@ -100,6 +104,76 @@ kind = "accuracy_parity"
     assert "no privacy guarantee" in out.stdout
 
 
+def test_the_demo_runs_and_draws(tmp_path: Path, monkeypatch, capsys) -> None:
+    """The headline command, with a few rounds: table, statements, picture, figures."""
+    monkeypatch.setattr(demo, "ROUNDS", 6)
+    monkeypatch.setattr(sys, "argv", ["fpfl", "demo", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 0
+    printed = capsys.readouterr().out
+    assert "Privacy of the PFL run" in printed
+    assert "no guarantee against anyone who has the seed" in printed
+    assert (tmp_path / "fnr.png").read_bytes().startswith(b"\x89PNG")
+    figures = json.loads((tmp_path / "results.json").read_text())["runs"]
+    assert [run["algorithm"] for run in figures] == ["FL", "PFL", "FPFL"]
+    assert (tmp_path / "fpfl" / "model.safetensors").exists()
+
+
+def test_privacy_prints_a_table_for_people() -> None:
+    out = fpfl("privacy", "--population", "1000", "--cohort", "10", "--rounds", "5",
+               "--noise-multiplier", "1")  # fmt: skip
+    assert out.returncode == 0, out.stderr
+    for word in ("paper", "replace-one", "poisson", "honest", "server"):
+        assert word in out.stdout
+
+
+def test_reproduce_prints_json_and_nothing_else() -> None:
+    out = fpfl(
+        "reproduce", "adult-central", "--rows", "shallow/SGD/*", "--set", "rounds=3", "--json"
+    )
+    assert out.returncode == 0, out.stderr
+    assert json.loads(out.stdout)[0]["algorithm"] == "SGD"
+
+
+def test_a_private_population_is_evaluated_only_when_asked(tmp_path: Path) -> None:
+    config = tmp_path / "fair.toml"
+    config.write_text(CONFIG, encoding="utf-8")
+    fpfl("train", str(config), "--out", str(tmp_path / "run"))
+    assert not (tmp_path / "run" / "evaluation-training.json").exists()
+    fpfl("train", str(config), "--out", str(tmp_path / "other"), "--simulation")
+    content = json.loads((tmp_path / "other" / "evaluation-training.json").read_text())
+    assert content["mark"].startswith("simulation only")
+
+
+def test_divergence_saves_the_last_good_model_and_exits_with_1(tmp_path: Path) -> None:
+    config = tmp_path / "wild.toml"
+    text = CONFIG.split("[constraint]")[0].replace(
+        "rounds = 4", "rounds = 40\nlearning_rate = 1e30"
+    )
+    config.write_text(text.replace("noise_seed = 1", 'selection = "last"'), encoding="utf-8")
+    out = fpfl("train", str(config), "--out", str(tmp_path / "run"))
+    assert out.returncode == 1
+    assert "diverged in round" in out.stderr
+    assert (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_files_that_are_no_npz_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "bare.npy", np.zeros(3))
+    (tmp_path / "cut.npz").write_bytes(b"PK\x03\x04 cut short")
+    for name in ("bare.npy", "cut.npz", "missing.npz"):
+        config = tmp_path / "own.toml"
+        config.write_text(
+            f'[data]\ntrain = "{name}"\n[data.schema]\nclasses = 2\n'
+            "[training]\ncohort = 2\nrounds = 2\n",
+            encoding="utf-8",
+        )
+        out = fpfl("train", str(config), "--out", str(tmp_path / "run"))
+        assert out.returncode == 2
+        assert name in out.stderr
+        assert len(out.stderr.strip().splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -114,6 +188,7 @@ kind = "accuracy_parity"
         (("noise_multiplier = 1.0", ""), "exactly one"),
         (('name = "adult"', 'train = "missing.npz"'), "schema"),
         (("[data]", "[data"), "not a TOML file"),
+        (('name = "adult"', 'name = "adult"\ntest = "x.npz"'), "do not apply"),
     ],
 )
 def test_bad_configs_end_with_one_line(tmp_path: Path, change, message) -> None:
@@ -125,7 +200,7 @@ def test_bad_configs_end_with_one_line(tmp_path: Path, change, message) -> None:
     lines = [line for line in out.stderr.splitlines() if not line.startswith("warning")]
     assert len(lines) == 1
     assert lines[0].startswith("error: ")
-    assert __import__("re").search(message, lines[0])
+    assert re.search(message, lines[0])
     assert not (tmp_path / "run").exists()
 
 

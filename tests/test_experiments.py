@@ -72,7 +72,7 @@ def test_results_have_the_promised_form(tmp_path, capsys) -> None:
     assert private["epsilon"] == pytest.approx(2.0, rel=1e-3)
     assert private["epsilon_honest"] == private["epsilon"]
     assert "mean ± standard deviation" in (out / "table.md").read_text().lower()
-    assert json.loads((out / "about.json").read_text())["command"].startswith("fpfl reproduce")
+    assert json.loads((out / "about.json").read_text())["command"].startswith("python -m fpfl")
 
 
 @pytest.mark.usefixtures("short")
@@ -100,7 +100,13 @@ def test_central_rows_have_no_cohort(capsys) -> None:
         (["adult-central", "--rows", "nothing/*"], "no row of adult-central matches"),
         (["adult-central", "--seeds", "0"], "no seeds"),
         (["adult-central", "--convention", "hope"], "expected one of"),
-        (["adult-central", "--rows", "shallow/SGD/*", "--selection", "luck"], "expected 'best'"),
+        (
+            ["adult-central", "--rows", "shallow/SGD/*", "--set", "selection=luck"],
+            "expected 'best'",
+        ),
+        (["adult-central", "--set", "rounds=abc"], "rounds=abc"),
+        (["adult-central", "--set", "cohort=3"], "expected KEY=VALUE"),
+        (["adult-central", "--rows", "*/SGD/*", "--device", "cuda:99"], "cannot be used here"),
     ],
 )
 def test_bad_arguments_end_with_one_line(arguments, message, capsys) -> None:
@@ -114,6 +120,6 @@ def test_settings_can_be_overridden_for_a_whole_table() -> None:
     row = load_table("adult-central")[0]
     changed = override(row, ["rounds=7", "initial=torch", "learning_rate=0.5"])
     assert (changed.rounds, changed.initial, changed.learning_rate) == (7, "torch", 0.5)
-    for bad in ("rounds", "speed=3", "algorithm=FPFL"):
+    for bad in ("speed", "speed=3", "algorithm=FPFL", "epsilon=1"):
         with pytest.raises(ValueError, match="expected KEY=VALUE"):
             override(row, [bad])

@@ -22,8 +22,20 @@ ALLOWED = {
     "users": {"data", "fairness"},
     "thirdparty": {"privacy", "randomness"},
     "server": {"data", "fairness", "methods", "privacy", "thirdparty", "users", "randomness"},
-    "report": {"server", "experiments", "fairness", "privacy"},
-}
+    "report": {"server"},
+    "run": {"data", "fairness", "privacy", "server", "users"},
+    "train": {
+        "data", "fairness", "methods", "privacy", "randomness", "run", "server", "thirdparty",
+        "users",
+    },
+    "experiments": {
+        "data", "fairness", "methods", "models", "privacy", "report", "run", "server", "train",
+        "users",
+    },
+    "config": {
+        "data", "fairness", "methods", "models", "privacy", "run", "server", "train",
+    },
+}  # fmt: skip
 
 
 def rooms_imported(room: str) -> dict[str, set[str]]:
@@ -34,8 +46,10 @@ def rooms_imported(room: str) -> dict[str, set[str]]:
     for file in files:
         names = set()
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                names.add(node.module)
+            if isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{file.name} has a relative import"
+                assert node.module != "fpfl" or room == "cli", f"{file.name} imports the top"
+                names.add(node.module or "")
             elif isinstance(node, ast.Import):
                 names |= {alias.name for alias in node.names}
         found[file.name] = {name.split(".")[1] for name in names if name.startswith("fpfl.")} - {

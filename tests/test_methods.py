@@ -43,7 +43,7 @@ def state_of(totals: Totals, seed: int = 0) -> MethodState:
 
 @given(st.integers(0, 10_000), st.floats(0, 10), st.floats(0, 1))
 @settings(max_examples=60, deadline=None)
-def test_mmdm_direction_is_the_issue_formula(seed: int, damping: float, rate: float) -> None:
+def test_mmdm_direction_is_its_formula(seed: int, damping: float, rate: float) -> None:
     """∇L/N + Σ_a β_a ∇F_a with β_a = Σ_b κ_b/n' − κ_a/n'_a, for every rate."""
     totals = random_totals(seed)
     state = state_of(totals, seed)

@@ -76,7 +76,7 @@ def test_noise_inverts_epsilon(epsilon, times, delta, sensitivity):
     assert back == pytest.approx(epsilon, rel=1e-6)
 
 
-def test_figures_of_the_design():
+def test_known_figures():
     assert gaussian_epsilon(1.006, 12, 5e-5) == pytest.approx(19, rel=0.02)
     assert gaussian_epsilon(1.006, 28, 5e-5) == pytest.approx(34, rel=0.02)
 

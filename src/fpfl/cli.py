@@ -81,9 +81,13 @@ def demo(
         console.print(f"{r.name}: {r.what}", highlight=False)
     picture = draw_demo(runs, out / "fnr.png")
     save_demo(runs, out, about_this_run("fpfl demo", time.perf_counter() - start))
-    console.print("\nPrivacy of the FPFL run:", highlight=False)
-    for line in str(runs[-1].run.privacy).splitlines():
-        console.print(f"  {line}", highlight=False, soft_wrap=True)
+    for r in runs:
+        if r.run.privacy is not None:
+            console.print(f"\nPrivacy of the {r.name} run:", highlight=False)
+            for line in str(r.run.privacy).splitlines():
+                console.print(f"  {line}", highlight=False, soft_wrap=True)
+        for note in r.run.warnings:
+            console.print(f"  Note: {note}", highlight=False, soft_wrap=True)
     console.print(f"\nPicture: {picture}   Runs: {out}", highlight=False, soft_wrap=True)
 
 
@@ -162,9 +166,6 @@ def reproduce(
     as_json: Annotated[bool, typer.Option("--json", help="Print results as JSON.")] = False,
     convention: Annotated[str, typer.Option(help="poisson, replace-one or paper.")] = "poisson",
     noise_multiplier: Annotated[float | None, typer.Option(help="σ, instead of ε.")] = None,
-    normaliser: Annotated[str | None, typer.Option(help="users or samples.")] = None,
-    selection: Annotated[str | None, typer.Option(help="best, last or average.")] = None,
-    selection_window: Annotated[int | None, typer.Option(help="Rounds judged as one.")] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", help="KEY=VALUE for all rows, e.g. rounds=250.")
     ] = None,
@@ -183,12 +184,9 @@ def reproduce(
         jobs=jobs,
         convention=convention,
         noise_multiplier=noise_multiplier,
-        normaliser=normaliser,
-        selection=selection,
-        selection_window=selection_window,
         overrides=overrides or [],
         device=device,
-        words=sys.argv[1:],
+        words=["fpfl", *sys.argv[1:]],
     )
     print(text)
 

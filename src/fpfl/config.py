@@ -1,11 +1,12 @@
 """Configs: a training written down as TOML, checked before anything runs.
 
-The five sections are those of ``fpfl.train``; an unknown key is an error, not a silent default.
+The sections are those of ``fpfl.train``; an unknown key is an error, not a silent default.
 """
 
 from __future__ import annotations
 
 import tomllib
+import zipfile
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from fpfl.data.adult import load_adult
 from fpfl.data.federated import FederatedDataset
+from fpfl.data.scaling import scale_by_ranges
 from fpfl.data.schema import Attribute, Schema
 from fpfl.fairness.constraints import BY_NAME, Constraint, equal_error
 from fpfl.methods import MMDM, Method, Tran
@@ -39,6 +41,7 @@ class SchemaConfig(_Section):
     unknown: list[str] = []
     samples_per_user: float | None = None
     population: int | None = None
+    feature_ranges: list[tuple[float, float]] | None = None
 
 
 class DataConfig(_Section):
@@ -51,7 +54,8 @@ class DataConfig(_Section):
     name: Literal["adult"] | None = None
     normalise: Literal["paper", "ranges"] = "ranges"
     attributes: list[Literal["sex", "race"]] = ["sex"]
-    mean_samples: float | None = Field(default=2.0, gt=0)
+    users: Literal["poisson", "single"] = "poisson"
+    mean_samples: float = Field(default=2.0, gt=0)
     train: Path | None = None
     test: Path | None = None
     # Named so in the file; `schema` itself is taken in pydantic.
@@ -63,6 +67,13 @@ class DataConfig(_Section):
             raise ValueError("give either name = 'adult' or train = 'FILE.npz'")
         if self.train is not None and self.declared is None:
             raise ValueError("a file needs a declared [data.schema]: classes, attributes, ...")
+        adults = {"normalise", "attributes", "mean_samples", "users"}
+        others = {"test", "declared"} if self.train is None else adults
+        lost = sorted(others & self.model_fields_set)
+        if lost:
+            raise ValueError(f"{lost} do not apply to this source of data; remove them")
+        if self.declared is not None and set(self.declared.unknown) - set(self.declared.attributes):
+            raise ValueError(f"unknown = {self.declared.unknown} names no declared attribute")
         return self
 
 
@@ -192,16 +203,19 @@ def _data(config: Config, folder: Path) -> tuple[FederatedDataset, FederatedData
         return _load_file(folder / d.train, d.declared, d.declared.population), test
     attributes = tuple(d.attributes)
     train_data = load_adult("train", normalise=d.normalise, attributes=attributes)
-    if d.mean_samples is not None:
+    if d.users == "poisson":
         train_data = train_data.partition(mean=d.mean_samples, seed=config.training.seed)
     return train_data, load_adult("test", normalise=d.normalise, attributes=attributes)
 
 
 def _load_file(path: Path, declared: SchemaConfig, population: int | None) -> FederatedDataset:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        file = np.load(path, allow_pickle=False)
+        if not isinstance(file, np.lib.npyio.NpzFile):
+            raise ValueError("it holds one bare array")
+        with file:
             arrays = {name: file[name] for name in file.files}
-    except (ValueError, OSError, EOFError) as error:
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} cannot be read as an .npz file: {error}") from error
     missing = {"features", "labels"} - set(arrays)
     if missing:
@@ -216,9 +230,13 @@ def _load_file(path: Path, declared: SchemaConfig, population: int | None) -> Fe
         ),
         population=population,
         samples_per_user=declared.samples_per_user,
+        feature_ranges=tuple(declared.feature_ranges) if declared.feature_ranges else None,
     )
+    features = arrays["features"]
+    if declared.feature_ranges is not None:
+        features = scale_by_ranges(features, declared.feature_ranges)
     return FederatedDataset.from_samples(
-        arrays["features"],
+        features,
         arrays["labels"],
         arrays.get("attributes"),
         schema,

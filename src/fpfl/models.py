@@ -39,6 +39,8 @@ def mlp(
     seed
         Initialises the weights from the seed's own stream, and leaves torch's global state alone.
     """
+    if initial not in ("glorot", "torch"):
+        raise ValueError(f"initial is {initial!r}; expected 'glorot' or 'torch'")
     sizes = [inputs, *hidden, outputs]
     if min(sizes) < 1:
         raise ValueError(f"the layers have sizes {sizes}; each must be at least 1")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -78,7 +79,8 @@ def train(
     sampling
         ``"poisson"`` or ``"without-replacement"``; with ``privacy`` the convention decides.
     learning_rate, optimizer
-        η of plain SGD, or any function from [w] to a ``torch.optim`` optimiser.
+        η of plain SGD; or any function from [w] to a ``torch.optim`` optimiser, which then has its
+        own learning rate.
     normaliser
         What the summed loss gradient is divided by, always a public constant: ``"users"`` for m,
         ``"samples"`` for m times the schema's declared samples per user, or a number.
@@ -106,6 +108,7 @@ def train(
     Run
         The selected model, the history, the privacy statement.
     """
+    _check_types(constraint, method, privacy, optimizer)
     flat, data = _prepare(model, data, device)
     method = _method(method, constraint)
     clipping = _clipping(privacy, clip)
@@ -169,11 +172,38 @@ def train(
             "clip": _plain(clipping),
             "learning_rate": learning_rate if optimizer is None else None,
             "normaliser": settings.normaliser,
+            "optimizer": None if optimizer is None else repr(optimizer),
+            "sampling": type(federation.sampling).__name__,
+            "samples_per_user": samples_per_user,
             "selection": selection,
+            "selection_window": selection_window,
             "seeded_cohorts": seed is not None,
             "seeded_noise": noise_seed is not None,
         },
     )
+
+
+def check_device(device: torch.device | str | None) -> None:
+    """Refuse a device that this machine does not have."""
+    if device is None:
+        return
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"the device {str(device)!r} cannot be used here: {reason}") from error
+
+
+def _check_types(constraint: object, method: object, privacy: object, optimizer: object) -> None:
+    wanted = (
+        ("constraint", constraint, isinstance(constraint, Constraint), "fpfl.fnr_parity('sex')"),
+        ("method", method, callable(getattr(method, "update", None)), "fpfl.MMDM()"),
+        ("privacy", privacy, isinstance(privacy, Privacy), "fpfl.Privacy(epsilon=2, clip=1)"),
+        ("optimizer", optimizer, callable(optimizer), "lambda w: torch.optim.Adam(w, lr=0.01)"),
+    )
+    for name, given, good, example in wanted:
+        if given is not None and (not good or (name == "method" and isinstance(given, type))):
+            raise ValueError(f"{name} is {given!r}; expected something like {example}")
 
 
 def _prepare(
@@ -187,6 +217,7 @@ def _prepare(
             f"data is a {type(data).__name__}; expected a FederatedDataset "
             "(FederatedDataset.from_samples makes one from arrays)"
         )
+    check_device(device)
     model = copy.deepcopy(model).train()
     if device is not None:
         model = model.to(device)
@@ -233,6 +264,9 @@ def _check(
     samples_per_user: int | None,
     learning_rate: float,
 ) -> None:
+    for name, number in (("cohort", cohort), ("rounds", rounds)):
+        if not isinstance(number, int | np.integer) or isinstance(number, bool):
+            raise ValueError(f"{name} is {number!r}; give a whole number")
     if cohort < 1 or cohort > data.population:
         raise ValueError(
             f"the cohort is {cohort}; it must be between 1 and the population {data.population}"

@@ -48,6 +48,8 @@ class Schema:
     samples_per_user: float | None = None
 
     def __post_init__(self) -> None:
+        shape = (self.shape,) if isinstance(self.shape, int) else tuple(self.shape)
+        object.__setattr__(self, "shape", shape)
         if self.classes is None:
             if self.label_range is None or not self.label_range[0] < self.label_range[1]:
                 raise ValueError(

@@ -23,9 +23,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", dest="as_json", help="print JSON")
     parser.add_argument("--convention", default="poisson", help="poisson, replace-one or paper")
     parser.add_argument("--noise-multiplier", type=float, default=None, help="σ, instead of ε")
-    parser.add_argument("--normaliser", default=None, help="users or samples")
-    parser.add_argument("--selection", default=None, help="best, last or average")
-    parser.add_argument("--selection-window", type=int, default=None, help="rounds judged as one")
     parser.add_argument(
         "--set", action="append", default=[], dest="overrides", help="KEY=VALUE for all rows"
     )
@@ -34,7 +31,11 @@ def main(arguments: list[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     given = vars(parser.parse_args(words))
     try:
-        print(run_table(given.pop("table"), words=["reproduce", *words], **given))
+        print(
+            run_table(
+                given.pop("table"), words=["python", "-m", "fpfl.experiments", *words], **given
+            )
+        )
     except (ValueError, ImportError, OSError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

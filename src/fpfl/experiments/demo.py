@@ -116,7 +116,8 @@ def _train(
                 curves.setdefault(group, []).append((t, value))
 
     with progress(f"{name:5s}", ROUNDS) as callback, warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
+        # It is a demo of noise; what FpflWarning says of it is in every run's own warnings.
+        warnings.filterwarnings("ignore", "the noise drowns")
         run = train(
             model,
             data,

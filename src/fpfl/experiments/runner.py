@@ -23,18 +23,21 @@ import torch
 
 from fpfl.data.adult import load_adult
 from fpfl.data.federated import FederatedDataset
+from fpfl.experiments.markdown import markdown_table
 from fpfl.experiments.tables import NETWORKS, Row, load_table, matches, override
 from fpfl.fairness.constraints import fnr_parity
 from fpfl.methods import MMDM, Method, Tran
 from fpfl.models import mlp
-from fpfl.privacy.plan import Convention
+from fpfl.privacy.plan import Convention, PrivacyWarning
 from fpfl.privacy.settings import Privacy
-from fpfl.report.tables import markdown_table
 from fpfl.run import Run
 from fpfl.server.selection import Rule
-from fpfl.train import train
+from fpfl.train import FpflWarning, check_device, train
 
 Result = dict[str, Any]
+
+STATEMENT = "statement"
+"""A private run's statement, for the table; it is not among the figures of results.json."""
 
 
 @dataclass(frozen=True)
@@ -42,15 +45,12 @@ class Options:
     """What may be varied for a whole table, never for one row.
 
     ``noise_multiplier`` replaces calibration (where dp-accounting is not installed);
-    ``normaliser``, ``selection`` and ``selection_window`` replace the table's own, for the
-    alternatives in docs/reproduction.md.
+    ``overrides`` (``key=value``) replace settings of all rows, for the alternatives in
+    docs/reproduction.md.
     """
 
     convention: Convention = "poisson"
     noise_multiplier: float | None = None
-    normaliser: str | None = None
-    selection: str | None = None
-    selection_window: int | None = None
     overrides: tuple[str, ...] = ()
     device: str = "cpu"
 
@@ -65,6 +65,8 @@ def run_row(row: Row, seed: int, options: Options) -> Result:
     start = time.perf_counter()
     data = _population(row, seed)
     run = train_row(row, data, seed, options)
+    if run.stopped:
+        raise ValueError(f"{row.name(data.population)}, seed {seed}: {run.stopped}")
     test = run.evaluate(load_adult("test", normalise="paper"), bootstrap=0)
     training = run.evaluate(data, bootstrap=0)
     statement = run.privacy.as_dict() if run.privacy else {}
@@ -89,6 +91,7 @@ def run_row(row: Row, seed: int, options: Options) -> Result:
         "delta": statement.get("delta"),
         "noise_multiplier": statement.get("noise_multiplier"),
         "seconds": round(time.perf_counter() - start, 2),
+        STATEMENT: str(run.privacy) if run.privacy else None,
     }
 
 
@@ -109,7 +112,8 @@ def train_row(row: Row, data: FederatedDataset, seed: int, options: Options) -> 
     poisson = options.convention == "poisson" and row.cohort is not None
     with warnings.catch_warnings():
         # δ = 5e-5 is the paper's, and that noise drowns some constraints is what the table shows.
-        warnings.simplefilter("ignore", UserWarning)
+        warnings.simplefilter("ignore", PrivacyWarning)
+        warnings.filterwarnings("ignore", "the noise drowns", FpflWarning)
         return train(
             mlp(data.schema.shape[0], NETWORKS[row.model], initial=row.initial, seed=seed).to(
                 options.device
@@ -123,9 +127,9 @@ def train_row(row: Row, data: FederatedDataset, seed: int, options: Options) -> 
             clip=None if row.private else row.clip,
             sampling="poisson" if poisson else "without-replacement",
             learning_rate=row.learning_rate,
-            normaliser=_normaliser(options.normaliser or row.normaliser),
-            selection=_selection(options.selection or row.selection),
-            selection_window=options.selection_window or row.selection_window,
+            normaliser=_normaliser(row.normaliser),
+            selection=_selection(row.selection),
+            selection_window=row.selection_window,
             seed=seed,
             noise_seed=seed if row.private else None,
         )
@@ -141,9 +145,6 @@ def run_table(
     jobs: int | None,
     convention: str,
     noise_multiplier: float | None,
-    normaliser: str | None,
-    selection: str | None,
-    selection_window: int | None,
     overrides: Sequence[str],
     device: str,
     words: Sequence[str],
@@ -158,9 +159,6 @@ def run_table(
     options = Options(
         convention=known,
         noise_multiplier=noise_multiplier,
-        normaliser=normaliser,
-        selection=selection,
-        selection_window=selection_window,
         overrides=tuple(overrides),
         device=device,
     )
@@ -174,7 +172,7 @@ def run_table(
         report=print_result,
         partial=out / "partial.json" if out else None,
     )
-    about = about_this_run(shlex.join(["fpfl", *words]), time.perf_counter() - start)
+    about = about_this_run(shlex.join(words), time.perf_counter() - start)
     if out is not None:
         write_results(out, results, about)
     if as_json:
@@ -209,6 +207,7 @@ def reproduce(
     cut off has not been for nothing.
     """
     options = options or Options()
+    check_device(options.device)
     rows = [
         override(row, options.overrides)
         for row in load_table(table)
@@ -267,7 +266,11 @@ def write_results(folder: Path, results: list[Result], about: dict[str, Any]) ->
 def plain_results(results: Sequence[Result]) -> list[Result]:
     """The results as JSON knows them: None where a figure is not a number."""
     return [
-        {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in result.items()}
+        {
+            key: None if isinstance(value, float) and math.isnan(value) else value
+            for key, value in result.items()
+            if key != STATEMENT
+        }
         for result in results
     ]
 

@@ -43,6 +43,8 @@ class Constraint:
     label_range: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.by, str):
+            object.__setattr__(self, "by", (self.by,))
         if not self.rates:
             raise ValueError("a constraint needs at least one rate; none was given")
         names = [rate.name for rate in self.rates]

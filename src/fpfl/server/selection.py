@@ -62,6 +62,8 @@ class Selection:
         """Take in round t: what it counted about w_{t−1}, and the model w_t it led to."""
         if self.rule == "best":
             recent = (*self.recent, (measured, counts))[-self.window :]
+            if len(recent) < min(self.window, self.rounds):
+                return replace(self, recent=recent)  # a shorter window would be a luckier one
             models = torch.stack([w for w, _ in recent])
             seen = reduce(add, (counted for _, counted in recent))
             new = Candidate(
@@ -83,9 +85,11 @@ class Selection:
         """Return the selected parameters and, in words, which model they are."""
         if self.rule == "best" and self.best is not None:
             first, final = self.best.rounds
-            where = f"round {final}" if first == final else f"rounds {first} to {final}, their mean"
-            how = "" if self.best.fair else "; no round met the tolerance, this one came nearest"
-            return self.best.w, f"best cohort accuracy, measured in {where}{how}"
+            what = f"measured in round {final}"
+            if first != final:
+                what = f"rounds {first} to {final} together; the mean of the models they measured"
+            how = "" if self.best.fair else "; none met the tolerance, this came nearest"
+            return self.best.w, f"best cohort accuracy, {what}{how}"
         if self.rule == "average" and self.mean is not None:
             return self.mean, f"average of the last {self.averaged} iterates"
         return last, f"last iterate, after round {rounds_done}"

@@ -156,8 +156,8 @@ def _call(model: nn.Module, inputs: Tensor, schema: Schema) -> Tensor:
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise ValueError(
             f"the model does not take {inputs.dtype} inputs of shape "
-            f"({len(inputs)}, {', '.join(map(str, schema.shape))}), as the data has: "
-            f"{str(error).splitlines()[0]}"
+            f"({len(inputs)}, {', '.join(map(str, schema.shape))}), as the data has (cast integers "
+            f"to float32 for layers other than embeddings): {str(error).splitlines()[0]}"
         ) from error
     if not isinstance(output, Tensor):
         raise ValueError(f"the model returns {type(output).__name__}; expected one tensor")

@@ -1,16 +1,14 @@
-"""Tables for people: results beside the paper's, as Markdown."""
+"""Results beside the paper's, as Markdown."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from statistics import mean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from fpfl.experiments.tables import Row
 from fpfl.privacy.statement import round_up
-
-if TYPE_CHECKING:
-    from fpfl.experiments.tables import Row
 
 GAPS = ("fnr_gap", "eo_gap", "demp_gap", "pp_gap")
 
@@ -53,6 +51,10 @@ def markdown_table(
         ]
         if mine:
             lines.append(_line(row, mine))
+    statements = dict.fromkeys(r["statement"] for r in results if r.get("statement"))
+    for number, statement in enumerate(statements, start=1):
+        lines += ["", f"## Privacy statement {number}", ""]
+        lines += [f"- {line}" for line in statement.splitlines()]
     return "\n".join(lines) + "\n"
 
 
