@@ -112,7 +112,7 @@ def test_the_demo_runs_and_draws(tmp_path: Path, monkeypatch, capsys) -> None:
         cli.main()
     assert end.value.code == 0
     printed = capsys.readouterr().out
-    assert "Privacy of the PFL run" in printed
+    assert "Privacy of PFL and FPFL:" in printed
     assert "no guarantee against anyone who has the seed" in printed
     assert (tmp_path / "fnr.png").read_bytes().startswith(b"\x89PNG")
     figures = json.loads((tmp_path / "results.json").read_text())["runs"]

@@ -62,8 +62,8 @@ def demo(
     start = time.perf_counter()
     runs = run_demo(progress)
     table = Table(title="Adult test set, groups by sex (95% interval)")
-    for column in ("", "accuracy", "FNR women", "FNR men", "FNR gap", f"within {TOLERANCE}?", "ε"):
-        table.add_column(column)
+    for column in ("", "accuracy", "FNR women", "FNR men", "FNR gap", f"in {TOLERANCE}?", "ε"):
+        table.add_column(column, no_wrap=True)
     for r in runs:
         rates, gap, private = r.test.rates["FNR"], r.test.gaps["fnr"], r.run.privacy
         table.add_row(
@@ -81,13 +81,14 @@ def demo(
         console.print(f"{r.name}: {r.what}", highlight=False)
     picture = draw_demo(runs, out / "fnr.png")
     save_demo(runs, out, about_this_run("fpfl demo", time.perf_counter() - start))
+    for statement in dict.fromkeys(str(r.run.privacy) for r in runs if r.run.privacy):
+        names = " and ".join(r.name for r in runs if str(r.run.privacy) == statement)
+        console.print(f"\nPrivacy of {names}:", highlight=False)
+        for line in statement.splitlines():
+            console.print(f"  {line}", highlight=False, soft_wrap=True)
     for r in runs:
-        if r.run.privacy is not None:
-            console.print(f"\nPrivacy of the {r.name} run:", highlight=False)
-            for line in str(r.run.privacy).splitlines():
-                console.print(f"  {line}", highlight=False, soft_wrap=True)
         for note in r.run.warnings:
-            console.print(f"  Note: {note}", highlight=False, soft_wrap=True)
+            console.print(f"Note on {r.name}: {note}", highlight=False, soft_wrap=True)
     console.print(f"\nPicture: {picture}   Runs: {out}", highlight=False, soft_wrap=True)
 
 
