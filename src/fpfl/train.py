@@ -372,17 +372,20 @@ def _drowned(history: Sequence[Row], third_party: ThirdParty, layout: Layout) ->
     if not layout.rates:
         return tuple(notes)
     stddev = float(third_party.noise_stddev[layout.slices["F"].start])
+    drowned = []
     for rate in layout.rates:
-        for group in layout.groups:
-            counts = [row["counts"][rate][group] or 0.0 for row in history]
-            mean = sum(counts) / len(counts)
-            if mean < 2.0 * stddev:
-                notes.append(
-                    f"the noise drowns the signal of {rate} in {group}: a cohort counts about "
-                    f"{max(mean, 0.0):.0f} samples there, with noise of {stddev:.1f}. Take larger "
-                    "cohorts, give counts a block of their own (Clipping(counts=...)), or merge "
-                    "groups"
-                )
+        means = {
+            group: sum(row["counts"][rate][group] or 0.0 for row in history) / len(history)
+            for group in layout.groups
+        }
+        small = [f"{group} (about {max(n, 0):.0f})" for group, n in means.items() if n < 2 * stddev]
+        drowned += [f"{rate} in {', '.join(small)}"] if small else []
+    if drowned:
+        notes.append(
+            f"the noise drowns the signal of {'; '.join(drowned)}: a cohort counts fewer samples "
+            f"there than twice the noise of {stddev:.1f}. Take larger cohorts, give counts a block "
+            "of their own (Clipping(counts=...)), or merge groups"
+        )
     return tuple(notes)
 
 
