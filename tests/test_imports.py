@@ -24,13 +24,14 @@ ALLOWED = {
     "server": {"data", "fairness", "methods", "privacy", "thirdparty", "users", "randomness"},
     "report": {"server"},
     "run": {"data", "fairness", "privacy", "server", "users"},
+    "arguments": {"data", "fairness", "methods", "privacy", "server", "thirdparty", "users"},
     "train": {
-        "data", "fairness", "methods", "privacy", "randomness", "run", "server", "thirdparty",
-        "users",
+        "arguments", "data", "fairness", "methods", "privacy", "randomness", "run", "server",
+        "thirdparty", "users",
     },
     "experiments": {
-        "data", "fairness", "methods", "models", "privacy", "report", "run", "server", "train",
-        "users",
+        "arguments", "data", "fairness", "methods", "models", "privacy", "report", "run", "server",
+        "train", "users",
     },
     "config": {
         "data", "fairness", "methods", "models", "privacy", "run", "server", "train",

@@ -21,6 +21,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from fpfl.arguments import check_device
 from fpfl.data.adult import load_adult
 from fpfl.data.federated import FederatedDataset
 from fpfl.experiments.markdown import markdown_table
@@ -32,7 +33,7 @@ from fpfl.privacy.plan import Convention, PrivacyWarning
 from fpfl.privacy.settings import Privacy
 from fpfl.run import Run
 from fpfl.server.selection import Rule
-from fpfl.train import FpflWarning, check_device, train
+from fpfl.train import FpflWarning, train
 
 Result = dict[str, Any]
 

@@ -1,0 +1,250 @@
+"""What the arguments of ``fpfl.train`` mean: checks, defaults, and what follows from them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import asdict, is_dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import nn
+
+from fpfl.data.federated import FederatedDataset
+from fpfl.fairness.constraints import Constraint
+from fpfl.fairness.totals import SMALLEST_COUNT
+from fpfl.methods import MMDM, Method, Unconstrained
+from fpfl.privacy.plan import PrivacyPlan
+from fpfl.privacy.sampling import FixedSizeSampling, PoissonSampling
+from fpfl.privacy.settings import Clipping, Privacy, Sampling
+from fpfl.server.round import Row
+from fpfl.server.selection import Rule
+from fpfl.thirdparty.sums import ThirdParty
+from fpfl.users.engine import FlatModel
+from fpfl.users.layout import Layout
+from fpfl.users.task import check_model
+
+
+def check_device(device: torch.device | str | None) -> None:
+    """Refuse a device that this machine does not have."""
+    if device is None:
+        return
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"the device {str(device)!r} cannot be used here: {reason}") from error
+
+
+def check_types(constraint: object, method: object, privacy: object, optimizer: object) -> None:
+    """Refuse what cannot be a constraint, a method, privacy settings or an optimiser."""
+    wanted = (
+        ("constraint", constraint, isinstance(constraint, Constraint), "fpfl.fnr_parity('sex')"),
+        ("method", method, callable(getattr(method, "update", None)), "fpfl.MMDM()"),
+        ("privacy", privacy, isinstance(privacy, Privacy), "fpfl.Privacy(epsilon=2, clip=1)"),
+        ("optimizer", optimizer, callable(optimizer), "lambda w: torch.optim.Adam(w, lr=0.01)"),
+    )
+    for name, given, good, example in wanted:
+        if given is not None and (not good or (name == "method" and isinstance(given, type))):
+            raise ValueError(f"{name} is {given!r}; expected something like {example}")
+
+
+def prepared(
+    model: nn.Module, data: FederatedDataset, device: torch.device | str | None
+) -> tuple[FlatModel, FederatedDataset]:
+    """Copy the model, so that the caller's is not changed, and put the data beside it."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
+    if not isinstance(data, FederatedDataset):
+        raise ValueError(
+            f"data is a {type(data).__name__}; expected a FederatedDataset "
+            "(FederatedDataset.from_samples makes one from arrays)"
+        )
+    check_device(device)
+    model = copy.deepcopy(model).train()
+    if device is not None:
+        model = model.to(device)
+    parameter = next(iter(model.parameters()), None)
+    if parameter is None:
+        raise ValueError("the model has no parameters; give one that can be trained")
+    data = data.to(parameter.device, parameter.dtype)
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ValueError("the model has no trainable parameters; give one that has")
+    check_model(model, data.schema, data.features.dtype)
+    flat = FlatModel.of(model)
+    if not bool(flat.vector().isfinite().all()):
+        raise ValueError("the model's initial parameters are not finite; initialise it first")
+    return flat, data
+
+
+def chosen_method(method: Method | None, constraint: Constraint | None) -> Method:
+    """The method, by default MMDM with a constraint and plain SGD without."""
+    if constraint is None:
+        if method is not None and not isinstance(method, Unconstrained):
+            raise ValueError(
+                f"the method {type(method).__name__} enforces a constraint and none was given; "
+                "give e.g. constraint=fpfl.fnr_parity('sex')"
+            )
+        return Unconstrained()
+    return method or MMDM()
+
+
+def chosen_clipping(privacy: Privacy | None, clip: float | Clipping | None) -> Clipping | None:
+    """The clip bounds: the privacy plan's, or those of clipping without noise."""
+    if privacy is not None:
+        if clip is not None:
+            raise ValueError(
+                "clip was given beside privacy; the clip bounds belong to the privacy plan: "
+                "give Privacy(clip=...)"
+            )
+        return privacy.clipping
+    return clip if clip is None or isinstance(clip, Clipping) else Clipping(float(clip))
+
+
+def check_settings(
+    data: FederatedDataset,
+    constraint: Constraint | None,
+    cohort: int,
+    rounds: int,
+    samples_per_user: int | None,
+    learning_rate: float,
+) -> None:
+    """Refuse numbers out of range, and a constraint that this data cannot say anything about."""
+    for name, number in (("cohort", cohort), ("rounds", rounds)):
+        if not isinstance(number, int | np.integer) or isinstance(number, bool):
+            raise ValueError(f"{name} is {number!r}; give a whole number")
+    if cohort < 1 or cohort > data.population:
+        raise ValueError(
+            f"the cohort is {cohort}; it must be between 1 and the population {data.population}"
+        )
+    if rounds < 1:
+        raise ValueError(f"rounds is {rounds}; it must be at least 1")
+    if samples_per_user is not None and samples_per_user < 1:
+        raise ValueError(f"samples_per_user is {samples_per_user}; it must be at least 1")
+    if not learning_rate > 0:
+        raise ValueError(f"the learning rate is {learning_rate}; it must be positive")
+    if constraint is None:
+        return
+    schema = data.schema
+    constraint.check(schema.classes, schema.label_range)
+    # This looks at data: whoever has it all in one place sees the message, before anything is
+    # released. A deployment, whose server has no data, cannot make this check.
+    groups = constraint.bind(schema.attributes)
+    member, names = groups.membership(data.attributes), groups.names
+    for rate in constraint.rates:
+        condition = rate.condition(data.labels)
+        if not bool(condition.any()):
+            raise ValueError(
+                f"no sample meets the condition of the rate {rate.name!r}, so {constraint.name} "
+                "cannot be enforced; check the labels, or choose another constraint"
+            )
+        counts = (member & condition.unsqueeze(-1)).sum(dim=0).tolist()
+        empty = [name for name, count in zip(names, counts, strict=True) if count == 0]
+        if empty:
+            raise ValueError(
+                f"no sample of {empty} meets the condition of the rate {rate.name!r}; drop the "
+                "group from the constraint, or merge it with another"
+            )
+
+
+def check_words(selection: str, sampling: str | None, window: int) -> None:
+    """Refuse words that are no rule of selection or sampling."""
+    if selection not in get_args(Rule):
+        raise ValueError(f"selection is {selection!r}; expected one of {get_args(Rule)}")
+    if sampling is not None and sampling not in get_args(Sampling):
+        raise ValueError(f"sampling is {sampling!r}; expected one of {get_args(Sampling)}")
+    if window < 1:
+        raise ValueError(f"selection_window is {window}; it must be at least 1")
+
+
+def smallest_count(third_party: ThirdParty, layout: Layout) -> float:
+    """Two standard deviations of the noise on n'_a, and no less than one sample."""
+    if third_party.plan is None or not layout.rates:
+        return SMALLEST_COUNT
+    noise = float(third_party.noise_stddev[layout.slices["n"].start])
+    # In the split basis n' is the sum of two noisy numbers.
+    return max(SMALLEST_COUNT, 2.0 * noise * (2.0**0.5 if layout.basis == "split" else 1.0))
+
+
+def chosen_sampling(
+    sampling: Sampling | None, plan: PrivacyPlan | None, population: int, cohort: int
+) -> PoissonSampling | FixedSizeSampling:
+    """How cohorts are drawn: as the plan's accountant assumes, or as asked, or Poisson."""
+    if plan is not None:
+        chosen = plan.sampling
+        wanted = {"poisson": PoissonSampling, "without-replacement": FixedSizeSampling}
+        if sampling is not None and not isinstance(chosen, wanted[sampling]):
+            raise ValueError(
+                f"sampling={sampling!r} does not go with the convention {plan.convention!r}, whose "
+                "accountant assumes another sampler; leave sampling out, or change the convention"
+            )
+        return chosen
+    if sampling == "without-replacement":
+        return FixedSizeSampling(population, cohort)
+    return PoissonSampling(population, cohort)
+
+
+def public_normaliser(
+    normaliser: Literal["users", "samples"] | float, cohort: int, data: FederatedDataset
+) -> float:
+    """N, from public constants alone."""
+    if normaliser == "users":
+        return float(cohort)
+    if normaliser == "samples":
+        mean = data.schema.samples_per_user
+        if mean is None:
+            raise ValueError(
+                "normaliser='samples' needs a public constant: declare samples_per_user (the "
+                "expected number a user has) in the schema, or give the number itself"
+            )
+        return cohort * mean
+    if isinstance(normaliser, str) or not normaliser > 0:
+        raise ValueError(
+            f"normaliser is {normaliser!r}; give 'users', 'samples' or a positive public constant"
+        )
+    return float(normaliser)
+
+
+def drowned_notes(
+    history: Sequence[Row], third_party: ThirdParty, layout: Layout
+) -> tuple[str, ...]:
+    """Name the constraints whose counts are small against their own noise."""
+    if third_party.plan is None or not history:
+        return ()
+    notes = []
+    accuracies = [row["accuracy"] for row in history]
+    unlikely = [a for a in accuracies if a is None or not 0.0 <= a <= 1.0]
+    if len(unlikely) > 0.05 * len(accuracies):
+        notes.append(
+            f"the noise drowns the released accuracy: {len(unlikely)} of {len(accuracies)} rounds "
+            "gave none or one outside [0, 1], so the best round is a lucky one. Use "
+            "selection='average' or 'last', a selection_window, or larger cohorts"
+        )
+    if not layout.rates:
+        return tuple(notes)
+    stddev = float(third_party.noise_stddev[layout.slices["F"].start])
+    drowned = []
+    for rate in layout.rates:
+        means = {
+            group: sum(row["counts"][rate][group] or 0.0 for row in history) / len(history)
+            for group in layout.groups
+        }
+        small = [f"{group} (about {max(n, 0):.0f})" for group, n in means.items() if n < 2 * stddev]
+        drowned += [f"{rate} in {', '.join(small)}"] if small else []
+    if drowned:
+        notes.append(
+            f"the noise drowns the signal of {'; '.join(drowned)}: a cohort counts fewer samples "
+            f"there than twice the noise of {stddev:.1f}. Take larger cohorts, give counts a block "
+            "of their own (Clipping(counts=...)), or merge groups"
+        )
+    return tuple(notes)
+
+
+def plain_value(value: Any) -> Any:
+    """A setting as JSON can hold it."""
+    if value is None or isinstance(value, int | float | str):
+        return value
+    if is_dataclass(value) and not isinstance(value, type):
+        return {"kind": type(value).__name__, **asdict(value)}
+    return repr(value)
