@@ -61,8 +61,8 @@ def demo(
 
     start = time.perf_counter()
     runs = run_demo(progress)
-    table = Table(title="Adult test set, groups by sex (95% interval)")
-    for column in ("", "accuracy", "FNR women", "FNR men", "FNR gap", f"in {TOLERANCE}?", "ε"):
+    table = Table(title="Adult test set: false negative rates of women and men")
+    for column in ("", "accuracy", "women", "men", "gap [95%]", f"in {TOLERANCE}?", "ε"):
         table.add_column(column, no_wrap=True)
     for r in runs:
         rates, gap, private = r.test.rates["FNR"], r.test.gaps["fnr"], r.run.privacy
