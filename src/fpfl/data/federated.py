@@ -287,11 +287,4 @@ def _check(data: FederatedDataset) -> None:
             f"schema declares {what}"
         )
     for column, attribute in enumerate(schema.attributes):
-        codes = data.attributes[:, column]
-        lowest = -1 if attribute.unknown else 0
-        if n and not bool(((codes >= lowest) & (codes < len(attribute.values))).all()):
-            raise ValueError(
-                f"codes of attribute {attribute.name!r} run from {int(codes.min())} to "
-                f"{int(codes.max())}; expected {lowest} to {len(attribute.values) - 1}"
-                + ("" if attribute.unknown else " (declare unknown=True to allow -1)")
-            )
+        attribute.check_codes(data.attributes[:, column])

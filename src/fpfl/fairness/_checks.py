@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from fpfl.fairness.constraints import Constraint
-from fpfl.fairness.groups import UNKNOWN, Attribute
+from fpfl.fairness.groups import Attribute
 
 
 def check_settings(
@@ -58,20 +58,18 @@ def check_samples(
     for what, values in (("predictions", p), ("labels", y)):
         if classes is not None:
             hint = "give hard classes (scores.argmax(-1)), or classes=None for a regression"
-            _check_codes(what, values, "classes", 0, classes, hint)
+            _check_classes(what, values, classes, hint)
         elif not bool(values.isfinite().all()):
             raise ValueError(f"some {what} are NaN or infinite; leave those samples out")
     for attribute, codes in zip(declared, a.unbind(-1), strict=True):
-        what, lowest = f"codes of {attribute.name!r}", UNKNOWN if attribute.unknown else 0
-        hint = "declare unknown=True to allow -1"
-        _check_codes(what, codes, "codes", lowest, len(attribute.values), hint)
+        attribute.check_codes(codes)
 
 
-def _check_codes(what: str, codes: Tensor, kind: str, lowest: int, beyond: int, hint: str) -> None:
-    if codes.is_floating_point():
-        raise ValueError(f"{what} are {codes.dtype}; expected whole numbers; {hint}")
-    if bool(((codes < lowest) | (codes >= beyond)).any()):
+def _check_classes(what: str, values: Tensor, classes: int, hint: str) -> None:
+    if values.is_floating_point():
+        raise ValueError(f"{what} are {values.dtype}; expected whole numbers; {hint}")
+    if bool(((values < 0) | (values >= classes)).any()):
         raise ValueError(
-            f"{what} run from {int(codes.min())} to {int(codes.max())}; "
-            f"expected {kind} {lowest} to {beyond - 1}; {hint}"
+            f"{what} run from {int(values.min())} to {int(values.max())}; "
+            f"expected classes 0 to {classes - 1}; {hint}"
         )

@@ -43,6 +43,16 @@ class Attribute:
                 "give at least two values, each once"
             )
 
+    def check_codes(self, codes: Tensor) -> None:
+        """Refuse codes that no declared value has."""
+        lowest = UNKNOWN if self.unknown else 0
+        if bool(((codes < lowest) | (codes >= len(self.values))).any()):
+            raise ValueError(
+                f"codes of attribute {self.name!r} run from {int(codes.min())} to "
+                f"{int(codes.max())}; expected {lowest} to {len(self.values) - 1}"
+                + ("" if self.unknown else " (declare unknown=True to allow -1)")
+            )
+
 
 @dataclass(frozen=True)
 class Group:
