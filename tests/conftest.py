@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from fpfl import Attribute, FederatedDataset, Schema
+from fpfl.users import CohortEngine
 
 SEX = Attribute("sex", ("Female", "Male"))
 RACE = Attribute("race", ("A", "B", "C"), unknown=True)
@@ -62,3 +65,12 @@ def make_population(
 @pytest.fixture
 def population() -> Callable[..., FederatedDataset]:
     return make_population
+
+
+def vectors(engine: CohortEngine, w: Tensor, users: np.ndarray, **how: Any) -> Tensor:
+    """The users' vectors, one row each in the given order; zero for users without samples."""
+    rows = torch.zeros(len(users), engine.layout.size, dtype=w.dtype)
+    place = {int(user): row for row, user in enumerate(users)}
+    for part in engine.statistics(w, users, **how):
+        rows[[place[int(user)] for user in part.users]] = part.dense().cpu()
+    return rows

@@ -59,6 +59,47 @@ def test_split_and_subset_keep_whole_users() -> None:
     assert data.subset([3, 1]).sizes().tolist() == data.sizes()[[3, 1]].tolist()
 
 
+def test_rows_and_gather_find_the_samples_of_users() -> None:
+    data = make_population(users=50, attributes=(SEX, RACE))
+    users = np.array([7, 49, 0, 7])
+    starts, sizes = data.rows(users)
+    assert starts.tolist() == data.offsets[users].tolist()
+    assert sizes.tolist() == data.sizes()[users].tolist()
+    index = np.array([3, len(data) - 1, 3, 0])
+    for one, two in zip(data.gather(index), data.gather(torch.from_numpy(index)), strict=True):
+        assert torch.equal(one, two)
+    features, labels, attributes = data.gather(index)
+    assert torch.equal(features, data.features[index])
+    assert torch.equal(labels, data.labels[index])
+    assert torch.equal(attributes, data.attributes[index])
+    part = data.subset(users)
+    for place, user in enumerate(users):
+        mine, theirs = (
+            d.features[slice(*d.offsets[k : k + 2])] for d, k in ((part, place), (data, user))
+        )
+        assert torch.equal(mine, theirs)
+    assert data.rows([])[0].shape == (0,)
+    for bad in ([50], [-1], [3, 60]):
+        with pytest.raises(ValueError, match="from 0 to 49"):
+            data.rows(bad)
+
+
+def test_a_population_without_any_samples() -> None:
+    data = FederatedDataset.from_samples(np.zeros((0, 2)), [], None, Schema((2,), population=3))
+    assert data.sizes().tolist() == [0, 0, 0]
+    assert len(data.subset([1])) == 0
+
+
+def test_whole_numbers_stay_as_they_are() -> None:
+    schema = Schema((2,))
+    images = FederatedDataset.from_samples(
+        np.zeros((3, 2), dtype=np.uint8), [0, 1, 0], None, schema
+    )
+    assert images.to("cpu", torch.float64).features.dtype == torch.uint8
+    assert images.input_dtype(torch.float64) == torch.uint8
+    assert make_population().input_dtype(torch.float64) == torch.float64
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -19,7 +19,7 @@ ALLOWED = {
     "data": {"fairness", "randomness"},
     "methods": {"fairness"},
     "privacy": {"randomness"},
-    "users": {"data", "fairness"},
+    "users": {"data", "fairness", "randomness"},
     "thirdparty": {"privacy", "randomness"},
     "server": {"data", "fairness", "methods", "privacy", "thirdparty", "users", "randomness"},
     "report": {"server"},

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
-from conftest import RACE, SEX, make_population
+from conftest import RACE, SEX, make_population, vectors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -106,7 +107,7 @@ def test_direction_is_autograd_of_the_lagrangian(attributes, damping: float) -> 
     constraint = Constraint((smooth_rate(),), tolerance=0.001)
     engine = CohortEngine(flat, data, constraint)
     w = flat.vector()
-    rows = torch.cat(list(engine.statistics(w, torch.arange(data.population).numpy())))
+    rows = vectors(engine, w, np.arange(data.population))
     totals = engine.layout.totals(rows.sum(0), normaliser=17.0)
     state = MethodState(torch.full(totals.F.shape, 0.3, dtype=torch.float64))
     new, direction = MMDM(damping=damping, rate=0.01).update(state, totals, 0.001)

@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 import torch
-from conftest import make_population
+from conftest import make_population, vectors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -15,6 +15,7 @@ from torch import nn
 from fpfl import Clipping, Privacy, equalized_odds, fnr_parity
 from fpfl.privacy import Block
 from fpfl.thirdparty import (
+    DenseRows,
     SeededNoise,
     SystemNoise,
     ThirdParty,
@@ -44,14 +45,15 @@ def test_no_user_exceeds_a_bound_and_small_ones_are_left_alone(seed, scale, part
     where = layout(partition=partition)
     rows = scale * torch.randn(9, where.size, generator=torch.Generator().manual_seed(seed))
     rules = rules_of(how, where)
-    clipped = clip(rows, rules)
+    dense = DenseRows(rows, where.slices)
+    clipped = clip(dense, rules)
     for rule in rules:
         pieces = torch.cat([clipped[:, place] for place in rule.places], dim=1)
         before = torch.cat([rows[:, place] for place in rule.places], dim=1)
         assert bool((pieces.norm(dim=1) <= rule.bound * (1 + 1e-5)).all())
         within = before.norm(rule.order, dim=1) <= rule.bound
         assert torch.equal(pieces[within], before[within])
-    torch.testing.assert_close(clipped_sum(rows, rules), clipped.sum(0), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(clipped_sum(dense, rules), clipped.sum(0), rtol=1e-4, atol=1e-4)
 
 
 def test_joint_clipping_is_the_papers_formula() -> None:
@@ -59,7 +61,7 @@ def test_joint_clipping_is_the_papers_formula() -> None:
     rows = 3 * torch.randn(50, where.size, generator=torch.Generator().manual_seed(0))
     rules = clip_rules(Clipping(2.0).blocks(constrained=True, selection=False), where.slices)
     expected = rows * (2.0 / rows.norm(dim=1, keepdim=True)).clamp(max=1.0)
-    torch.testing.assert_close(clip(rows, rules), expected)
+    torch.testing.assert_close(clip(DenseRows(rows, where.slices), rules), expected)
 
 
 def test_every_number_of_v_is_in_exactly_one_block() -> None:
@@ -92,11 +94,11 @@ def test_counts_of_their_own_keep_the_measured_rate() -> None:
 
     def measured(clipping: Clipping | None, basis: str) -> float:
         engine = CohortEngine(model, data, fnr_parity("sex"), basis=basis)
-        rows = torch.cat(list(engine.statistics(w, users)))
+        rows = vectors(engine, w, users)
         if clipping is not None:
-            rows = clip(rows, clip_rules(
-                clipping.blocks(constrained=True, selection=True), engine.layout.slices
-            ))  # fmt: skip
+            places = engine.layout.slices
+            rules = clip_rules(clipping.blocks(constrained=True, selection=True), places)
+            rows = clip(DenseRows(rows, places), rules)
         return float(engine.layout.totals(rows.sum(0), 1.0).overall()[0])
 
     true = measured(None, "paper")
@@ -163,7 +165,8 @@ def test_a_user_with_bad_numbers_sends_zero() -> None:
     rows[1, 2] = float("nan")
     rows[2, 0] = float("inf")
     rules = rules_of(JOINT, where)
-    torch.testing.assert_close(clipped_sum(rows, rules), clip(rows[:1], rules)[0])
+    dense, good = DenseRows(rows, where.slices), DenseRows(rows[:1], where.slices)
+    torch.testing.assert_close(clipped_sum(dense, rules), clip(good, rules)[0])
 
 
 def test_a_plan_for_other_blocks_is_refused() -> None:

@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from conftest import RACE, SEX, make_population
+from conftest import RACE, SEX, make_population, vectors
 from torch import nn
 
 import fpfl
@@ -271,9 +271,9 @@ def test_the_cap_on_participations_is_kept() -> None:
     computed = []
 
     class Watching(CohortEngine):
-        def statistics(self, w, users, rng=None):
+        def chunks(self, users, *how):
             computed.extend(users.tolist())
-            return super().statistics(w, users, rng)
+            return super().chunks(users, *how)
 
     rng = np.random.default_rng
     federation = Simulation(
@@ -504,10 +504,7 @@ def test_nobody_else_can_spoil_a_users_vector() -> None:
     bad = FederatedDataset(spoilt, data.labels, data.attributes, data.offsets, data.schema)
     flat = FlatModel.of(Normalising(5, 1))
     others = np.arange(1, data.population)
-    one, two = (
-        torch.cat(list(CohortEngine(flat, d).statistics(flat.vector(), others)))
-        for d in (data, bad)
-    )
+    one, two = (vectors(CohortEngine(flat, d), flat.vector(), others) for d in (data, bad))
     assert torch.equal(one, two)
 
 

@@ -21,7 +21,7 @@ from fpfl.privacy.settings import Clipping, Privacy, Sampling
 from fpfl.server.round import Row
 from fpfl.server.selection import Rule
 from fpfl.thirdparty.sums import ThirdParty
-from fpfl.users.engine import FlatModel
+from fpfl.users.flat import FlatModel
 from fpfl.users.layout import Layout
 from fpfl.users.task import check_model
 
@@ -71,7 +71,7 @@ def prepared(
     data = data.to(parameter.device, parameter.dtype)
     if not any(p.requires_grad for p in model.parameters()):
         raise ValueError("the model has no trainable parameters; give one that has")
-    check_model(model, data.schema, data.features.dtype)
+    check_model(model, data.schema, data.input_dtype(parameter.dtype))
     flat = FlatModel.of(model)
     if not bool(flat.vector().isfinite().all()):
         raise ValueError("the model's initial parameters are not finite; initialise it first")
@@ -128,9 +128,12 @@ def check_settings(
         return
     schema = data.schema
     constraint.check(schema.classes, schema.label_range)
-    # This looks at data: whoever has it all in one place sees the message, before anything is
-    # released. A deployment, whose server has no data, cannot make this check.
     groups = constraint.bind(schema.attributes)
+    # This looks at data: whoever has it all in one place sees the message, before anything is
+    # released. A deployment, whose server has no data, cannot make this check; nor is a population
+    # read from disk for it, and a part of one could not tell that a group is empty.
+    if data.lazy:
+        return
     member, names = groups.membership(data.attributes), groups.names
     for rate in constraint.rates:
         condition = rate.condition(data.labels)

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from fpfl.data.adult import load_adult
 from fpfl.data.federated import FederatedDataset
+from fpfl.data.files import open_population
 from fpfl.data.scaling import scale_by_ranges
 from fpfl.data.schema import Attribute, Schema
 from fpfl.fairness.constraints import BY_NAME, Constraint, equal_error
@@ -45,10 +46,11 @@ class SchemaConfig(_Section):
 
 
 class DataConfig(_Section):
-    """Where the data comes from: ``name = "adult"``, or ``train`` (and ``test``) .npz files.
+    """Where the data comes from: ``name = "adult"``, ``train`` (an .npz file) or ``folder``.
 
     A file has the arrays ``features`` and ``labels``, and where they apply ``attributes`` (codes,
-    one column for each declared attribute) and ``users``.
+    one column for each declared attribute) and ``users``. A population folder has its schema with
+    it and is read lazily. ``test`` is of the same kind as the training data.
     """
 
     name: Literal["adult"] | None = None
@@ -57,18 +59,24 @@ class DataConfig(_Section):
     users: Literal["poisson", "single"] = "poisson"
     mean_samples: float = Field(default=2.0, gt=0)
     train: Path | None = None
+    folder: Path | None = None
     test: Path | None = None
     # Named so in the file; `schema` itself is taken in pydantic.
     declared: SchemaConfig | None = Field(default=None, alias="schema")
 
     @model_validator(mode="after")
     def _one_source(self) -> DataConfig:
-        if (self.name is None) == (self.train is None):
-            raise ValueError("give either name = 'adult' or train = 'FILE.npz'")
+        if sum(source is not None for source in (self.name, self.train, self.folder)) != 1:
+            raise ValueError(
+                "give one of name = 'adult', train = 'FILE.npz' and folder = 'POPULATION'"
+            )
         if self.train is not None and self.declared is None:
             raise ValueError("a file needs a declared [data.schema]: classes, attributes, ...")
-        adults = {"normalise", "attributes", "mean_samples", "users"}
-        others = {"test", "declared"} if self.train is None else adults
+        others = {"normalise", "attributes", "mean_samples", "users"}
+        if self.name is not None:
+            others = {"test", "declared"}
+        elif self.folder is not None:
+            others.add("declared")  # the schema is in the folder
         lost = sorted(others & self.model_fields_set)
         if lost:
             raise ValueError(f"{lost} do not apply to this source of data; remove them")
@@ -201,6 +209,13 @@ def _data(config: Config, folder: Path) -> tuple[FederatedDataset, FederatedData
         assert d.declared is not None  # the section checked it
         test = _load_file(folder / d.test, d.declared, None) if d.test else None
         return _load_file(folder / d.train, d.declared, d.declared.population), test
+    if d.folder is not None:
+        people = open_population(folder / d.folder)
+        test = open_population(folder / d.test) if d.test else None
+        differ = people.schema.difference(test.schema) if test is not None else None
+        if differ:
+            raise ValueError(f"{d.folder} and {d.test} are not of the same kind: {differ}")
+        return people, test
     attributes = tuple(d.attributes)
     train_data = load_adult("train", normalise=d.normalise, attributes=attributes)
     if d.users == "poisson":

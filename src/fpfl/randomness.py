@@ -6,9 +6,10 @@ system's randomness. Noise is not drawn from these streams: see `fpfl.thirdparty
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 Purpose = Literal["initialisation", "partition", "cohorts", "noise", "samples"]
 
@@ -32,6 +33,23 @@ def derived_seed(seed: int, purpose: Purpose) -> int:
     """A seed for one purpose, for generators that are not numpy's."""
     sequence = np.random.SeedSequence([_check(seed), _NUMBERS[purpose]])
     return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def hashed(key: int, *numbers: int | NDArray[np.int64]) -> Any:
+    """A number below 2⁶³ for every (key, numbers), as if drawn at random (SplitMix64's finaliser).
+
+    Which user or sample gets which number depends on nothing else: not on the order in which they
+    are computed, nor on which process does it.
+    """
+    state = np.asarray(key, dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        for number in numbers:
+            state = state + np.asarray(number).astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+            state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            state = state ^ (state >> np.uint64(31))
+    below = state >> np.uint64(1)
+    return int(below) if below.ndim == 0 else below.astype(np.int64)
 
 
 def _check(seed: int) -> int:

@@ -17,7 +17,8 @@ from fpfl.data.federated import FederatedDataset
 from fpfl.fairness.constraints import Constraint
 from fpfl.fairness.gaps import Evaluation, evaluate_predictions
 from fpfl.server.round import Row
-from fpfl.users.engine import FlatModel, predict
+from fpfl.users.engine import predict
+from fpfl.users.flat import FlatModel
 from fpfl.users.task import check_model
 
 if TYPE_CHECKING:
@@ -111,8 +112,9 @@ def evaluate_model(
     """Evaluate any model on a dataset; see `fpfl.fairness.gaps`."""
     parameter = next(model.parameters(), torch.zeros(()))
     data = data.to(parameter.device, parameter.dtype)
-    check_model(model, data.schema, data.features.dtype)
-    return _evaluate(model, model, data, constraint, bootstrap, seed)
+    check_model(model, data.schema, data.input_dtype(parameter.dtype))
+    call = _reading(model, parameter) if data.lazy else model
+    return _evaluate(model, call, data, constraint, bootstrap, seed)
 
 
 def evaluate_vector(
@@ -125,7 +127,21 @@ def evaluate_vector(
 ) -> Evaluation:
     """Evaluate the model with parameters w."""
     data = data.to(w.device, w.dtype)
-    return _evaluate(model.module, partial(model, w), data, constraint, bootstrap, seed)
+    call = partial(model, w)
+    return _evaluate(
+        model.module, _reading(call, w) if data.lazy else call, data, constraint, bootstrap, seed
+    )
+
+
+def _reading(call: Callable[[Tensor], Tensor], like: Tensor) -> Callable[[Tensor], Tensor]:
+    """The same model for pieces of lazy features: each is read and put beside its parameters."""
+
+    def read(piece: Tensor) -> Tensor:
+        dtype = like.dtype if piece.is_floating_point() else piece.dtype
+        # A copy in any case: a model that works in place must not write to a mapped file.
+        return call(piece.to(like.device, dtype, copy=True))
+
+    return read
 
 
 def _evaluate(

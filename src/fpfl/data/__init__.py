@@ -1,8 +1,18 @@
-"""Where data comes from: the schema, federated datasets, Adult."""
+"""Where data comes from: the schema, federated datasets in memory and on disk, Adult."""
 
 from fpfl.data.adult import load_adult
-from fpfl.data.federated import Cohort, FederatedDataset
+from fpfl.data.federated import FederatedDataset
+from fpfl.data.files import PopulationWriter, open_population, save_population
 from fpfl.data.scaling import scale_by_ranges
 from fpfl.data.schema import Attribute, Schema
 
-__all__ = ["Attribute", "Cohort", "FederatedDataset", "Schema", "load_adult", "scale_by_ranges"]
+__all__ = [
+    "Attribute",
+    "FederatedDataset",
+    "PopulationWriter",
+    "Schema",
+    "load_adult",
+    "open_population",
+    "save_population",
+    "scale_by_ranges",
+]

@@ -5,29 +5,18 @@ Users without samples are users: they are in the population, can be sampled, and
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from fpfl.data._checks import check_shapes, check_values
+from fpfl.data.prefetch import prefetch
 from fpfl.data.schema import Schema
 from fpfl.randomness import stream
-
-
-@dataclass(frozen=True)
-class Cohort:
-    """The samples of several users, padded to the largest: B users with up to S samples.
-
-    ``features`` (B, S, ...), ``labels`` (B, S), ``attributes`` (B, S, A) and ``mask`` (B, S),
-    which is True for real samples.
-    """
-
-    features: Tensor
-    labels: Tensor
-    attributes: Tensor
-    mask: Tensor
 
 
 @dataclass(frozen=True)
@@ -43,14 +32,19 @@ class FederatedDataset:
     attributes
         Shape (n, number of declared attributes): codes, -1 where unknown.
     offsets
-        Shape (K + 1,): user k has the samples ``offsets[k]:offsets[k + 1]``.
+        Shape (K + 1,): user k has the samples ``offsets[k]:offsets[k + 1]``. Always on the CPU,
+        where cohorts are drawn and looked up.
     schema
         The declared public schema.
+    lazy
+        The population stays where it is and is read user by user: the tensors are mapped files,
+        which need not fit in memory and must not be written to. `open` makes such datasets.
 
     Notes
     -----
     The checks made here look at data. They are for simulations and for a user's own machine; a
-    federation's client replaces bad data by a zero vector instead of raising.
+    federation's client replaces bad data by a zero vector instead of raising. Of lazy data shapes
+    alone are checked: values were when they were written.
     """
 
     features: Tensor
@@ -58,9 +52,13 @@ class FederatedDataset:
     attributes: Tensor
     offsets: Tensor
     schema: Schema
+    lazy: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        _check(self)
+        object.__setattr__(self, "offsets", self.offsets.cpu())
+        check_shapes(self)
+        if not self.lazy:
+            check_values(self)
 
     @classmethod
     def from_samples(
@@ -84,15 +82,8 @@ class FederatedDataset:
         users
             The user of every sample (numbers or names). Without it every sample is a user.
         """
-        x = _tensor(features)
-        y = _tensor(labels)
-        y = y.to(torch.float32) if schema.classes is None else _whole(y)
+        x, y, a = sample_columns(features, labels, attributes, schema)
         n = len(x)
-        if attributes is None:
-            attributes = np.zeros((n, 0), dtype=np.int64)
-        a = _whole(_tensor(attributes))
-        if a.ndim == 1:
-            a = a.unsqueeze(-1)
         if users is None:
             sizes = np.ones(n, dtype=np.int64)
         else:
@@ -108,6 +99,19 @@ class FederatedDataset:
             sizes = np.concatenate([sizes, np.zeros(missing, dtype=np.int64)])
         return cls(x, y, a, _offsets(sizes), schema)
 
+    @staticmethod
+    def open(folder: str | Path) -> FederatedDataset:
+        """Open a population folder, to be read lazily; see `fpfl.data.files`."""
+        from fpfl.data.files import open_population
+
+        return open_population(folder)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the population to a new folder of NumPy files; see `fpfl.data.files`."""
+        from fpfl.data.files import save_population
+
+        return save_population(self, folder)
+
     @property
     def population(self) -> int:
         """K: the number of users, those without samples among them."""
@@ -121,13 +125,56 @@ class FederatedDataset:
         """n^k: the number of samples of every user."""
         return self.offsets.diff()
 
+    def rows(self, users: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The numbers of the given users' first samples, and how many samples they have.
+
+        Takes time by the users asked for, whatever the population.
+        """
+        chosen = np.asarray(users, dtype=np.int64)
+        if chosen.size and not 0 <= chosen.min() <= chosen.max() < self.population:
+            raise ValueError(
+                f"users run from {chosen.min()} to {chosen.max()}; users must be numbers from 0 "
+                f"to {self.population - 1}"
+            )
+        offsets = self.offsets.numpy()
+        starts = offsets[chosen].astype(np.int64, copy=False)
+        stops = offsets[chosen + 1].astype(np.int64, copy=False)
+        if self.lazy:  # nobody has looked at all of them
+            bad = (starts < 0) | (starts > stops) | (stops > len(self))
+            if bad.any():
+                raise ValueError(
+                    f"user {chosen[bad][0]} has the samples {starts[bad][0]}:{stops[bad][0]} of "
+                    f"{len(self)}; offsets must rise from 0 to the number of samples. "
+                    "offsets.npy is damaged: write the population again"
+                )
+        return starts, stops - starts
+
+    def gather(self, index: Tensor | NDArray[np.int64]) -> tuple[Tensor, Tensor, Tensor]:
+        """Copy features, labels and attributes of the samples with the given numbers.
+
+        They are on the data's device and of its types. Of lazy data only these samples are read.
+        """
+        chosen = torch.as_tensor(index)
+        if self.lazy:
+            rows = chosen.cpu().numpy()
+            for values in (self.features, self.labels, self.attributes):
+                prefetch(values, rows)
+        chosen = chosen.to(self.features.device)
+        return (
+            self.features.index_select(0, chosen),
+            self.labels.index_select(0, chosen),
+            self.attributes.index_select(0, chosen),
+        )
+
     def partition(self, *, mean: float = 2.0, seed: int | None = None) -> FederatedDataset:
         """Deal the samples to users whose sizes are Poisson with the given mean (the paper's).
 
         There are K = round(n/mean) users and each sample goes to one of them at random, so the
         sizes are independent Poisson numbers given that they add up to n. Users who get nothing
-        stay: K ≈ 16,280 on Adult only holds with them.
+        stay: K ≈ 16,280 on Adult only holds with them. Lazy data cannot be dealt: that would take
+        all of it into memory.
         """
+        self._in_memory("partition", "deal the samples to users before they are written")
         if not mean > 0:
             raise ValueError(f"mean is {mean}; it must be positive")
         users = max(1, round(len(self) / mean))
@@ -140,59 +187,49 @@ class FederatedDataset:
         return self._take(torch.from_numpy(order), sizes, samples_per_user=mean)
 
     def single_samples(self) -> FederatedDataset:
-        """The same samples with every sample a user of its own (central training)."""
+        """The same samples with every sample a user of its own (central training).
+
+        Lazy data stays so: only the n + 1 offsets are in memory.
+        """
+        if self.lazy:
+            schema = replace(self.schema, population=None, samples_per_user=1.0)
+            return replace(self, offsets=torch.arange(len(self) + 1), schema=schema)
         ones = np.ones(len(self), dtype=np.int64)
         return self._take(torch.arange(len(self)), ones, samples_per_user=1.0)
 
     def subset(self, users: ArrayLike) -> FederatedDataset:
-        """The given users (numbers from 0 to K − 1), in the given order."""
-        chosen = torch.as_tensor(np.asarray(users, dtype=np.int64))
-        if len(chosen) and not 0 <= int(chosen.min()) <= int(chosen.max()) < self.population:
-            raise ValueError(f"users must be numbers from 0 to {self.population - 1}")
-        pieces = [torch.arange(*self.offsets[k : k + 2].tolist()) for k in chosen.tolist()]
-        order = torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.int64)
-        sizes = self.sizes().cpu()[chosen].numpy()
-        return self._take(order, sizes, samples_per_user=self.schema.samples_per_user)
+        """The given users (numbers from 0 to K − 1), in the given order.
+
+        Of lazy data only these users are read, and they are in memory then.
+        """
+        starts, sizes = self.rows(users)
+        before = np.cumsum(sizes) - sizes
+        order = np.repeat(starts - before, sizes) + np.arange(sizes.sum())
+        samples_per_user = self.schema.samples_per_user
+        return self._take(torch.from_numpy(order), sizes, samples_per_user=samples_per_user)
 
     def split(
         self, fraction: float, *, seed: int | None = None
     ) -> tuple[FederatedDataset, FederatedDataset]:
-        """Split the users at random; the second part has the given fraction (held-out users)."""
+        """Split the users at random; the second part has the given fraction (held-out users).
+
+        Lazy data cannot be split: its two parts would be all of it, in memory.
+        """
+        self._in_memory("split", "write training and held-out users to two folders")
         if not 0.0 < fraction < 1.0:
             raise ValueError(f"fraction is {fraction}; it must be between 0 and 1")
         order = stream(seed, "partition").permutation(self.population)
         held = max(1, round(fraction * self.population))
         return self.subset(np.sort(order[held:])), self.subset(np.sort(order[:held]))
 
-    def cohort(
-        self,
-        users: NDArray[np.int64],
-        *,
-        samples_per_user: int | None = None,
-        rng: np.random.Generator | None = None,
-    ) -> Cohort:
-        """Gather the given users' samples; of large users only a random part, where asked."""
-        chosen = torch.from_numpy(users).to(self.offsets.device)
-        starts = self.offsets[chosen]
-        sizes = self.offsets[chosen + 1] - starts
-        longest = int(sizes.max()) if len(sizes) else 0
-        position = torch.arange(longest, device=starts.device)
-        mask = position < sizes.unsqueeze(1)
-        within = position.expand(len(chosen), longest)
-        if samples_per_user is not None and longest > samples_per_user:
-            if rng is None:
-                raise ValueError("samples_per_user needs a random stream; none was given")
-            keys = torch.from_numpy(rng.random(mask.shape)).to(mask.device)
-            within = torch.where(mask, keys, 2.0).argsort(dim=1)[:, :samples_per_user]
-            mask = mask.gather(1, within)
-        # Padding repeats the user's own first sample: somebody else's could leak through a model
-        # that makes NaN of it. (Users without samples have none; their rows are masked whole.)
-        index = starts.unsqueeze(1) + torch.where(mask, within, 0)
-        index = index.clamp(max=max(len(self) - 1, 0))
-        return Cohort(self.features[index], self.labels[index], self.attributes[index], mask)
-
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> FederatedDataset:
-        """The same dataset on another device, its real features (and labels) in another type."""
+        """The same dataset on another device, its real features (and labels) in another type.
+
+        Offsets stay on the CPU. Lazy data stays where and as it is: whoever gathers some samples
+        of it moves and converts those.
+        """
+        if self.lazy:
+            return self
         x = self.features
         y = self.labels
         if dtype is not None and x.is_floating_point():
@@ -204,30 +241,60 @@ class FederatedDataset:
             features=x.to(device),
             labels=y.to(device),
             attributes=self.attributes.to(device),
-            offsets=self.offsets.to(device),
         )
+
+    def input_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """The type in which a model with parameters of the given type gets the features.
+
+        Real features take the model's type; whole numbers (codes, raw images) stay as they are.
+        """
+        return dtype if self.features.is_floating_point() else self.features.dtype
 
     def _take(
         self, order: Tensor, sizes: NDArray[np.int64], *, samples_per_user: float | None
     ) -> FederatedDataset:
         return FederatedDataset(
-            self.features[order],
-            self.labels[order],
-            self.attributes[order],
+            *self.gather(order),
             _offsets(sizes),
             replace(self.schema, population=None, samples_per_user=samples_per_user),
         )
+
+    def _in_memory(self, what: str, instead: str) -> None:
+        if self.lazy:
+            raise ValueError(
+                f"{what} takes all samples into memory, and this population is read from disk; "
+                f"{instead} (fpfl.data.PopulationWriter), or take some users into memory first: "
+                "data.subset(users)"
+            )
+
+
+def sample_columns(
+    features: ArrayLike | Tensor,
+    labels: ArrayLike | Tensor,
+    attributes: ArrayLike | Tensor | None,
+    schema: Schema,
+    *,
+    exact: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Samples as tensors of the types a dataset has; ``exact`` keeps float64 as it is."""
+    x, y = _tensor(features, exact=exact), _tensor(labels, exact=exact)
+    if schema.classes is not None:
+        y = _whole(y)
+    elif not exact:
+        y = y.to(torch.float32)
+    a = torch.zeros(len(x), 0) if attributes is None else _tensor(attributes)
+    return x, y, _whole(a.unsqueeze(-1) if a.ndim == 1 else a)
 
 
 def _offsets(sizes: NDArray[np.int64]) -> Tensor:
     return torch.from_numpy(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
 
 
-def _tensor(values: ArrayLike | Tensor) -> Tensor:
+def _tensor(values: ArrayLike | Tensor, *, exact: bool = False) -> Tensor:
     if isinstance(values, Tensor):
         return values
     array = np.asarray(values)
-    if array.dtype == np.float64:
+    if array.dtype == np.float64 and not exact:
         array = array.astype(np.float32)
     if array.dtype.kind not in "fiub":
         raise ValueError(
@@ -241,50 +308,3 @@ def _whole(values: Tensor) -> Tensor:
     if values.is_floating_point() and not bool((values == values.round()).all()):
         raise ValueError("labels and attribute codes must be whole numbers; fractions were given")
     return values.to(torch.int64)
-
-
-def _check(data: FederatedDataset) -> None:
-    schema, n = data.schema, len(data.features)
-    if tuple(data.features.shape[1:]) != schema.shape:
-        raise ValueError(
-            f"features have shape {tuple(data.features.shape)}; the schema declares samples of "
-            f"shape {schema.shape}"
-        )
-    if data.labels.shape != (n,):
-        raise ValueError(
-            f"labels have shape {tuple(data.labels.shape)}; expected ({n},), one for each sample"
-        )
-    if data.attributes.shape != (n, len(schema.attributes)):
-        raise ValueError(
-            f"attribute codes have shape {tuple(data.attributes.shape)}; expected "
-            f"({n}, {len(schema.attributes)}): one row for each sample, one column for each "
-            f"declared attribute {[a.name for a in schema.attributes]}"
-        )
-    offsets = data.offsets
-    if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != n or bool((offsets.diff() < 0).any()):
-        raise ValueError(
-            f"offsets must rise from 0 to the number of samples {n} over at least one user"
-        )
-    if schema.population is not None and schema.population != data.population:
-        raise ValueError(
-            f"there are {data.population} users; the schema declares {schema.population}"
-        )
-    if data.features.is_floating_point():
-        bad = ~data.features.isfinite().reshape(n, -1).all(dim=1)
-        if bool(bad.any()):
-            raise ValueError(
-                f"{int(bad.sum())} samples have NaN or infinite features (the first is sample "
-                f"{int(bad.nonzero()[0])}); fill or drop them first"
-            )
-    if schema.classes is not None:
-        low, high, what = 0.0, float(schema.classes - 1), f"classes 0 to {schema.classes - 1}"
-    else:
-        assert schema.label_range is not None  # the schema checked it
-        (low, high), what = schema.label_range, f"the range {schema.label_range}"
-    if n and not bool(((data.labels >= low) & (data.labels <= high)).all()):
-        raise ValueError(
-            f"labels run from {float(data.labels.min()):g} to {float(data.labels.max()):g}; the "
-            f"schema declares {what}"
-        )
-    for column, attribute in enumerate(schema.attributes):
-        attribute.check_codes(data.attributes[:, column])

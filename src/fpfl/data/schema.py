@@ -6,8 +6,8 @@ read from the users' data: reading them would be a release that no accountant ha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from fpfl.fairness.groups import Attribute
 
@@ -77,3 +77,29 @@ class Schema:
         if self.classes is None:
             return "regression"
         return "binary" if self.classes == 2 else "multiclass"
+
+    def difference(self, other: Schema) -> str | None:
+        """How samples of another schema are of another kind, in words; None where they are not."""
+        for what in ("shape", "classes", "label_range", "attributes"):
+            mine, others = getattr(self, what), getattr(other, what)
+            if mine != others:
+                return f"one declares {what} = {mine}, the other {what} = {others}"
+        return None
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain values, for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> Schema:
+        """The schema of plain values, as JSON gives them back: lists for tuples."""
+        values = {name: _tuples(value) for name, value in content.items()}
+        attributes = [
+            Attribute(**{name: _tuples(value) for name, value in attribute.items()})
+            for attribute in content.get("attributes", ())
+        ]
+        return cls(**values | {"attributes": tuple(attributes)})
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list | tuple) else value

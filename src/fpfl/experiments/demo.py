@@ -20,7 +20,7 @@ from fpfl.report.plots import plot_groups
 from fpfl.run import Run, evaluate_model, evaluate_vector
 from fpfl.server.round import Callback, RoundEvent
 from fpfl.train import train
-from fpfl.users.engine import FlatModel
+from fpfl.users.flat import FlatModel
 
 COHORT, ROUNDS, EPSILON, DELTA, CLIP, TOLERANCE, SEED = 1000, 250, 2.0, 5e-6, 2.0, 0.02, 0
 PARITY = fnr_parity("sex", tolerance=TOLERANCE)

@@ -50,4 +50,5 @@ class Simulation:
     def release(self, round: int, w: Tensor) -> Tensor:
         """Run one round at w."""
         users = self.participation.admit(self.sampling.draw(self.rng))
-        return self.third_party.release(self.engine.statistics(w, users, self.samples_rng), like=w)
+        key = int(self.samples_rng.integers(2**63))
+        return self.third_party.release(self.engine.statistics(w, users, key), like=w)

@@ -7,8 +7,9 @@ not depend on how the model does, so the measured rate stays what it is; and ‖
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,20 +18,68 @@ from fpfl.privacy.plan import Block
 from fpfl.privacy.settings import COUNTS, GRADIENTS, JOINT, SELECTION
 
 
+class Rows(Protocol):
+    """The vectors of several users, in whatever form they were computed.
+
+    Clipping asks for norms and for sums of scaled rows, never for the rows themselves.
+    """
+
+    def __len__(self) -> int: ...
+
+    def norms(self, names: Collection[str], order: int) -> Tensor:
+        """Every row's norm over the named blocks."""
+        ...
+
+    def total(self, name: str, scale: Tensor) -> Tensor:
+        """Σ_k scale_k · (the named block of row k)."""
+        ...
+
+    def without(self, bad: Tensor) -> Rows:
+        """The same with some rows zero."""
+        ...
+
+
 @dataclass(frozen=True)
 class ClipRule:
-    """One block's bound: where it stands in v, its bound and the order of its norm."""
+    """One block's bound: the parts of v in it, where they stand, its bound, its norm's order."""
 
     name: str
-    places: tuple[slice, ...]
+    parts: dict[str, slice]
     bound: float
     order: int
 
-    def norms(self, rows: Tensor) -> Tensor:
-        """The block's norm for every row (user)."""
-        parts = [torch.linalg.vector_norm(rows[:, p], self.order, dim=1) for p in self.places]
-        norms: Tensor = torch.linalg.vector_norm(torch.stack(parts), self.order, dim=0)
+    @property
+    def places(self) -> tuple[slice, ...]:
+        """Where the block stands in v."""
+        return tuple(self.parts.values())
+
+
+@dataclass(frozen=True)
+class DenseRows:
+    """Users' vectors written down, one row each."""
+
+    rows: Tensor
+    places: dict[str, slice]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def norms(self, names: Collection[str], order: int) -> Tensor:
+        """See `Rows`."""
+        parts = [
+            torch.linalg.vector_norm(self.rows[:, self.places[name]], order, dim=1)
+            for name in names
+        ]
+        norms: Tensor = torch.linalg.vector_norm(torch.stack(parts), order, dim=0)
         return norms
+
+    def total(self, name: str, scale: Tensor) -> Tensor:
+        """See `Rows`."""
+        return scale @ self.rows[:, self.places[name]]
+
+    def without(self, bad: Tensor) -> DenseRows:
+        """See `Rows`."""
+        return DenseRows(self.rows.masked_fill(bad.unsqueeze(1), 0.0), self.places)
 
 
 def clip_rules(blocks: Sequence[Block], names: dict[str, slice]) -> tuple[ClipRule, ...]:
@@ -43,10 +92,10 @@ def clip_rules(blocks: Sequence[Block], names: dict[str, slice]) -> tuple[ClipRu
     rules = []
     for block in blocks:
         wanted = (GRADIENTS, COUNTS) if block.name == JOINT else (block.name,)
-        places = _merge([names[name] for name, kind in kinds.items() if kind in wanted])
+        parts = {name: names[name] for name, kind in kinds.items() if kind in wanted}
         order = 1 if block.name in (COUNTS, SELECTION) else 2
-        if places:
-            rules.append(ClipRule(block.name, places, block.bound, order))
+        if parts:
+            rules.append(ClipRule(block.name, parts, block.bound, order))
     covered = sum(place.stop - place.start for rule in rules for place in rule.places)
     if covered != max(place.stop for place in names.values()):
         raise ValueError(
@@ -55,49 +104,41 @@ def clip_rules(blocks: Sequence[Block], names: dict[str, slice]) -> tuple[ClipRu
     return tuple(rules)
 
 
-def clip(rows: Tensor, rules: Sequence[ClipRule]) -> Tensor:
-    """Clip every row (user) block by block."""
-    rows = _without_bad_rows(rows).clone()
-    for rule in rules:
-        scale = _scale(rows, rule).unsqueeze(1)
-        for place in rule.places:
-            rows[:, place] *= scale
-    return rows
+def scales(rows: Rows, rules: Sequence[ClipRule]) -> tuple[list[Tensor], Tensor]:
+    """Each rule's min(1, C/‖·‖) for every row, and which rows have a norm that is not finite."""
+    norms = torch.stack([rows.norms(rule.parts, rule.order) for rule in rules])
+    bounds = norms.new_tensor([[rule.bound] for rule in rules])
+    scale = (bounds / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1.0)
+    bad = ~norms.isfinite().all(dim=0)
+    return list(scale.masked_fill(bad, 0.0)), bad
 
 
-def clipped_sum(rows: Tensor, rules: Sequence[ClipRule]) -> Tensor:
-    """Sum of the clipped rows, without writing the clipped rows down."""
-    rows = _without_bad_rows(rows)
-    total = rows.new_empty(rows.shape[1])
-    for rule in rules:
-        scale = _scale(rows, rule)
+def clip(rows: DenseRows, rules: Sequence[ClipRule]) -> Tensor:
+    """Clip every row (user), block by block."""
+    scale, bad = scales(rows, rules)
+    clipped = rows.without(bad).rows.clone()
+    for rule, each in zip(rules, scale, strict=True):
         for place in rule.places:
-            total[place] = scale @ rows[:, place]
+            clipped[:, place] *= each.unsqueeze(1)
+    return clipped
+
+
+def clipped_sum(rows: Rows, rules: Sequence[ClipRule]) -> Tensor:
+    """Sum of the clipped rows, without writing them down.
+
+    A user whose numbers are not finite sends zero: an error would tell that it was there.
+    """
+    scale, bad = scales(rows, rules)
+    if bool(bad.any()):
+        rows = rows.without(bad)
+    total = scale[0].new_empty(max(int(place.stop) for rule in rules for place in rule.places))
+    for rule, each in zip(rules, scale, strict=True):
+        for name, place in rule.parts.items():
+            total[place] = rows.total(name, each)
     return total
-
-
-def _scale(rows: Tensor, rule: ClipRule) -> Tensor:
-    return (rule.bound / rule.norms(rows).clamp(min=torch.finfo(rows.dtype).tiny)).clamp(max=1.0)
-
-
-def _without_bad_rows(rows: Tensor) -> Tensor:
-    """A user whose numbers are not finite sends zero: an error would tell that it was there."""
-    good = rows.isfinite().all(dim=1)
-    return torch.where(good.unsqueeze(1), rows, torch.zeros_like(rows))
 
 
 def _kind(name: str) -> str:
     if name.endswith("gradient"):
         return GRADIENTS
     return SELECTION if name in ("hits", "misses") else COUNTS
-
-
-def _merge(places: list[slice]) -> tuple[slice, ...]:
-    """Join neighbouring slices: the joint block is one run, and one product, not seven."""
-    merged: list[slice] = []
-    for place in sorted(places, key=lambda p: p.start):
-        if merged and merged[-1].stop == place.start:
-            merged[-1] = slice(merged[-1].start, place.stop)
-        else:
-            merged.append(place)
-    return tuple(merged)

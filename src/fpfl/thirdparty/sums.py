@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fpfl.privacy.plan import Block, PrivacyPlan
-from fpfl.thirdparty.clipping import ClipRule, clip_rules, clipped_sum
+from fpfl.thirdparty.clipping import ClipRule, Rows, clip_rules, clipped_sum
 from fpfl.thirdparty.noise import NoiseSource, SystemNoise
 
 
@@ -63,11 +63,23 @@ class ThirdParty:
                     scale[place] = self.plan.noise_stddev(rule.name)
         return scale
 
-    def release(self, chunks: Iterable[Tensor], like: Tensor) -> Tensor:
+    def release(self, chunks: Iterable[Rows], like: Tensor) -> Tensor:
         """Clip and sum the users' vectors, add the noise; ``like`` gives type and device."""
+        return self.noised(self.sum(chunks, like))
+
+    def sum(self, chunks: Iterable[Rows], like: Tensor) -> Tensor:
+        """Clip and sum the users' vectors."""
         total = like.new_zeros(self.size)
         for rows in chunks:
-            total += clipped_sum(rows, self.rules) if self.rules else rows.sum(dim=0)
+            if self.rules:
+                total += clipped_sum(rows, self.rules)
+                continue
+            for name, place in self.places.items():
+                total[place] += rows.total(name, like.new_ones(len(rows)))
+        return total
+
+    def noised(self, total: Tensor) -> Tensor:
+        """Add the noise to a sum."""
         if self.plan is None:
             return total
         # In double precision up to the end: the noise's low bits are part of what hides a user.

@@ -1,14 +1,16 @@
 """What a user computes: the layout of v, the statistics, the cohort engine."""
 
-from fpfl.users.engine import CohortEngine, FlatModel, make_layout, predict
-from fpfl.users.layout import Layout, Statistics
+from fpfl.users.engine import CohortEngine, make_layout, predict
+from fpfl.users.flat import FlatModel
+from fpfl.users.layout import Layout
+from fpfl.users.rows import UserRows
 from fpfl.users.task import check_model
 
 __all__ = [
     "CohortEngine",
     "FlatModel",
     "Layout",
-    "Statistics",
+    "UserRows",
     "check_model",
     "make_layout",
     "predict",

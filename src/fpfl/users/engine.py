@@ -1,70 +1,42 @@
 r"""The cohort engine: what each user computes on its own data, for many users at once.
 
-One forward pass per user serves all the gradients it sends: the sums
-[L, F_{r,a}, F_r] of a user are one vector-valued function of w, and ``jacrev`` under ``vmap``
-gives its rows for a whole chunk of padded users. Counts use the outputs of the same pass.
+Users of any size are packed side by side (`fpfl.users.packing`), in chunks that fit a memory
+budget. One forward pass over a chunk serves all the gradients its users send
+(`fpfl.users.passes`); counts use the outputs of the same pass. What comes out are the users'
+vectors in a form that can be clipped and added without being written down (`fpfl.users.rows`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.func import functional_call, jacrev, vmap
+from torch import Tensor
 
-from fpfl.data.federated import Cohort, FederatedDataset
+from fpfl.data.federated import FederatedDataset
 from fpfl.data.schema import Schema
 from fpfl.fairness.constraints import Constraint
 from fpfl.fairness.groups import Groups
-from fpfl.fairness.rates import Rate
 from fpfl.users import task
-from fpfl.users.layout import Basis, Layout, Statistics
+from fpfl.users.choice import Costs, chosen_pass
+from fpfl.users.factored import FactoredGradients
+from fpfl.users.flat import FlatModel
+from fpfl.users.layout import Basis, Layout
+from fpfl.users.packing import Ints
+from fpfl.users.passes import LayerPass, Objective, Pass
+from fpfl.users.precision import Precision, computing
+from fpfl.users.reading import Chunk, Reader
+from fpfl.users.rows import CellGradients, Gradients, UserRows
 
 MEMORY_BUDGET = 512 * 2**20
 """Bytes that one chunk of users may take, by default."""
 
-
-@dataclass(frozen=True)
-class FlatModel:
-    """A module as a function of one flat vector of its trainable parameters."""
-
-    module: nn.Module
-    names: tuple[str, ...]
-    shapes: tuple[torch.Size, ...]
-
-    @classmethod
-    def of(cls, module: nn.Module) -> FlatModel:
-        """See a module so; the module itself is left alone."""
-        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-        return cls(module, tuple(n for n, _ in named), tuple(p.shape for _, p in named))
-
-    @property
-    def size(self) -> int:
-        """p."""
-        return sum(shape.numel() for shape in self.shapes)
-
-    def vector(self) -> Tensor:
-        """The module's current parameters as w."""
-        parameters = dict(self.module.named_parameters())
-        return torch.cat([parameters[name].detach().reshape(-1) for name in self.names])
-
-    def parameters(self, w: Tensor) -> dict[str, Tensor]:
-        """Take w apart into named parameters."""
-        pieces = torch.split(w, [shape.numel() for shape in self.shapes])
-        return {
-            name: piece.reshape(shape)
-            for name, piece, shape in zip(self.names, pieces, self.shapes, strict=True)
-        }
-
-    def __call__(self, w: Tensor, inputs: Tensor) -> Tensor:
-        """The module's output with parameters w."""
-        output: Tensor = functional_call(self.module, self.parameters(w), (inputs,))
-        return output
+DROPOUT_SHARES = 8
+"""A cohort is dealt into so many shares where a model has dropout, however many processes there
+are: masks depend on which users are computed together."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +58,8 @@ class CohortEngine:
         size"); all of them when it is not given.
     memory
         Bytes that one chunk of users may take.
+    precision
+        See `Precision`.
     """
 
     model: FlatModel
@@ -95,6 +69,7 @@ class CohortEngine:
     selection: bool = True
     samples_per_user: int | None = None
     memory: int = MEMORY_BUDGET
+    precision: Precision = "float32"
     groups: Groups | None = field(init=False)
     layout: Layout = field(init=False)
 
@@ -108,84 +83,148 @@ class CohortEngine:
         object.__setattr__(self, "layout", layout)
 
     def statistics(
-        self, w: Tensor, users: NDArray[np.int64], rng: np.random.Generator | None = None
-    ) -> Iterator[Tensor]:
-        """Yield v^k of the given users, chunk by chunk, as rows of (chunk, size) tensors.
+        self, w: Tensor, users: Ints, key: int = 0, share: tuple[int, int] = (0, 1)
+    ) -> Iterator[UserRows]:
+        """Compute the vectors of the given users, chunk by chunk.
 
-        Users without samples send zero: they are left out, since what is yielded only gets added.
+        Parameters
+        ----------
+        w
+            The broadcast parameters.
+        users
+            The cohort. Users without samples send zero: they are left out, since what is yielded
+            only gets added.
+        key
+            Seeds what is random on a device: the choice of samples, dropout.
+        share
+            (i, n): compute the i-th of n shares of the cohort, for n processes.
         """
-        sizes = self.data.offsets[users + 1] - self.data.offsets[users]
-        order = sizes.argsort(stable=True).cpu().numpy()
-        sizes_sorted = sizes.cpu().numpy()[order]
-        users = users[order][sizes_sorted > 0]
-        sizes_sorted = sizes_sorted[sizes_sorted > 0]
-        if self.samples_per_user is not None:
-            sizes_sorted = np.minimum(sizes_sorted, self.samples_per_user)
-        for start, stop in _chunks(sizes_sorted, self._bytes_per_user, self.memory):
-            cohort = self.data.cohort(
-                users[start:stop], samples_per_user=self.samples_per_user, rng=rng
-            )
-            seed = int(rng.integers(2**63)) if rng is not None and self.stochastic else None
-            yield self.layout.flatten(self.compute(w, cohort, seed))
+        return self.computed(w, self.chunks(users, key, share))
+
+    def chunks(self, users: Ints, key: int = 0, share: tuple[int, int] = (0, 1)) -> Iterator[Chunk]:
+        """Read and pack the users, in chunks; nothing here depends on w."""
+        which, of = share
+        shares = DROPOUT_SHARES if self.stochastic else of
+        return self._reader.chunks(users, key, range(which, shares, of), shares)
+
+    def computed(self, w: Tensor, chunks: Iterator[Chunk]) -> Iterator[UserRows]:
+        """The vectors of the users of chunks."""
+        begun: UserRows | None = None
+        for chunk in chunks:
+            rows = self.compute(w, chunk)
+            rows = rows if begun is None else begun.joined(rows)
+            begun = rows if chunk.unfinished else None
+            if begun is None:
+                yield rows
+
+    def compute(self, w: Tensor, chunk: Chunk) -> UserRows:
+        """The vectors of a chunk's users."""
+        with computing(self.precision, w.device), _seeded(chunk.seed, active=self.stochastic):
+            gradients, output = self._gradients(w, chunk)
+            if self.stochastic:
+                # The counts are of the model that is released, which drops nothing out.
+                output = self._evaluated(w, chunk.batch.features)
+        with torch.no_grad():
+            counts = self._counts(output.to(w.dtype), chunk)
+        return UserRows(self.layout, chunk.users, gradients, counts)
 
     @cached_property
     def stochastic(self) -> bool:
         """Whether the model has active dropout."""
         return task.has_dropout(self.model.module)
 
-    def compute(self, w: Tensor, cohort: Cohort, seed: int | None = None) -> Statistics:
-        """The statistics of every user of a padded cohort; ``seed`` is for dropout."""
-        schema, mask = self.data.schema, cohort.mask
+    @cached_property
+    def _pass(self) -> Pass:
         rates = self.constraint.rates if self.constraint else ()
-        member, conditions = _weights(cohort, rates, self.groups, w.dtype)
-        sums = _user_sums(self.model, schema, rates, whole=not self.layout.partition)
-        jacobian = vmap(
-            jacrev(sums, has_aux=True), in_dims=(None, 0, 0, 0, 0, 0), randomness="different"
-        )
-        with torch.random.fork_rng(enabled=seed is not None):
-            if seed is not None:
-                torch.manual_seed(seed)
-            gradients, output = jacobian(
-                w, cohort.features, cohort.labels, mask.to(w.dtype), member, conditions
-            )
-        # The counts are of the model that is released, which drops nothing out.
-        output = self._evaluated(w, cohort) if self.stochastic else output.detach()
-        users, p = len(mask), self.model.size
-        r, g = len(rates), member.shape[-1]
-        F_gradient = gradients[:, 1 : 1 + r * g].reshape(users, r, g, p)
-        counted = member.unsqueeze(1) * conditions.unsqueeze(-1)  # (B, R, S, G)
-        predicted = task.predictions(output, schema)
-        f = [rate.evaluate(predicted, cohort.labels).to(w.dtype) for rate in rates]
-        f_all = torch.stack(f, dim=1) if f else mask.new_zeros((users, 0, mask.shape[1]))
-        right = task.performance(output, cohort.labels, schema).to(w.dtype) * mask
-        return Statistics(
-            loss_gradient=gradients[:, 0],
-            F=(counted * f_all.unsqueeze(-1)).sum(dim=2),
-            n=counted.sum(dim=2),
-            F_gradient=F_gradient,
-            overall_F=(conditions * f_all).sum(dim=2),
-            overall_n=conditions.sum(dim=2),
-            overall_F_gradient=gradients[:, 1 + r * g :].reshape(users, -1, p),
-            hits=right.sum(dim=1),
-            misses=(mask.to(w.dtype) - right).sum(dim=1),
+        return chosen_pass(self.model, Objective(self.data.schema, rates), self._input_dtype)
+
+    @cached_property
+    def costs(self) -> Costs:
+        """What a row, a user and a bucket cost with this model on its device."""
+        return Costs.of(self.model, self._pass, self._input_dtype)
+
+    @property
+    def _input_dtype(self) -> torch.dtype:
+        return self.data.input_dtype(self.model.vector().dtype)
+
+    @cached_property
+    def _reader(self) -> Reader:
+        return Reader(
+            self.data,
+            self.groups,
+            self.constraint.rates if self.constraint else (),
+            self.model.vector(),
+            self.costs,
+            self.memory,
+            self.samples_per_user,
         )
 
-    def _evaluated(self, w: Tensor, cohort: Cohort) -> Tensor:
-        """The outputs in evaluation mode, of shape (B, S, ...)."""
-        module, samples = self.model.module, cohort.features.flatten(0, 1)
+    def _gradients(self, w: Tensor, chunk: Chunk) -> tuple[Gradients, Tensor]:
+        batch = chunk.batch
+        if chunk.factored and isinstance(self._pass, LayerPass):
+            factors, weights, output = self._pass.factors(w, batch)
+            owner = torch.from_numpy(batch.packing.cell).to(w.device)
+            return FactoredGradients(
+                factors, weights, chunk.member, owner, batch.packing.buckets, len(chunk.users),
+                self.model.size,
+            ), output  # fmt: skip
+        gradients, output = self._pass(w, batch)
+        return CellGradients(
+            gradients, chunk.owner, chunk.member, len(chunk.users), self.layout.partition
+        ), output
+
+    def _counts(self, output: Tensor, chunk: Chunk) -> dict[str, Tensor]:
+        """The blocks of v that count: sums over samples of cells, then of users and groups."""
+        schema, batch = self.data.schema, chunk.batch
+        predicted = task.predictions(output, schema)
+        right = task.performance(output, batch.labels, schema).to(output.dtype) * batch.real
+        rates = self.constraint.rates if self.constraint else ()
+        f = [
+            rate.evaluate(predicted, batch.labels).to(output.dtype) * condition
+            for rate, condition in zip(rates, batch.conditions, strict=True)
+        ]
+        values = torch.stack([*f, *batch.conditions, right, batch.real - right], dim=1)
+        cell = torch.from_numpy(batch.packing.cell).to(output.device)
+        r, units = len(rates), len(chunk.owner)
+        cells = values.new_zeros(units, values.shape[1]).index_add_(0, cell, values)
+        users = _by_user(cells, chunk)
+        counts: dict[str, Tensor] = {}
+        if rates:
+            if chunk.factored:  # cells are users: samples have the groups
+                pairs = values[:, : 2 * r].unsqueeze(2) * chunk.member.unsqueeze(1)
+                pairs = pairs.new_zeros(units, *pairs.shape[1:]).index_add_(0, cell, pairs)
+            else:
+                pairs = _by_user(cells[:, : 2 * r].unsqueeze(2) * chunk.member.unsqueeze(1), chunk)
+            counts |= {"F": pairs[:, :r], "n": pairs[:, r:]}
+            if not self.layout.partition:
+                counts |= {"overall_F": users[:, :r], "overall_n": users[:, r : 2 * r]}
+        if self.selection:
+            counts |= {"hits": users[:, -2:-1], "misses": users[:, -1:]}
+        return self.layout.in_basis(counts)
+
+    def _evaluated(self, w: Tensor, features: Tensor) -> Tensor:
+        """The outputs in evaluation mode."""
+        module = self.model.module
         module.eval()
         try:
             with torch.no_grad():
-                output = task.flatten_output(self.model(w, samples), self.data.schema)
+                return task.flatten_output(self.model(w, features), self.data.schema)
         finally:
             module.train()
-        return output.reshape(*cohort.mask.shape, *output.shape[1:])
 
-    def _bytes_per_user(self, samples: int) -> int:
-        """A rough, generous size: Jacobian and v twice over, inputs and activations per sample."""
-        features = torch.Size(self.data.schema.shape).numel()
-        rows = self.layout.size + self.model.size
-        return 4 * (3 * rows + 8 * samples * (features + 64) * (1 + len(self.layout.groups)))
+
+def _by_user(cells: Tensor, chunk: Chunk) -> Tensor:
+    if chunk.batch.packing.one_cell_each:
+        return cells
+    return cells.new_zeros(len(chunk.users), *cells.shape[1:]).index_add_(0, chunk.owner, cells)
+
+
+@contextmanager
+def _seeded(seed: int, *, active: bool) -> Iterator[None]:
+    with torch.random.fork_rng(enabled=active):
+        if active:
+            torch.manual_seed(seed)
+        yield
 
 
 def make_layout(
@@ -219,52 +258,3 @@ def predict(
             for piece in torch.split(features, batch)
         ]
     return torch.cat(outputs)
-
-
-def _weights(
-    cohort: Cohort, rates: tuple[Rate, ...], groups: Groups | None, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Membership (B, S, G) and conditions (B, R, S) as numbers; conditions are 0 for padding."""
-    mask = cohort.mask
-    if groups is None:
-        return mask.new_zeros((*mask.shape, 0), dtype=dtype), mask.new_zeros(
-            (len(mask), 0, mask.shape[1]), dtype=dtype
-        )
-    member = groups.membership(cohort.attributes).to(dtype)
-    conditions = torch.stack([rate.condition(cohort.labels) & mask for rate in rates], dim=1)
-    return member, conditions.to(dtype)
-
-
-def _user_sums(
-    model: FlatModel, schema: Schema, rates: tuple[Rate, ...], *, whole: bool
-) -> Callable[..., tuple[Tensor, Tensor]]:
-    """One user's [L, F_{r,a}, F_r] with the stand-ins, as a function of w, and its outputs."""
-
-    def sums(
-        w: Tensor, x: Tensor, y: Tensor, mask: Tensor, member: Tensor, conditions: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        output = task.flatten_output(model(w, x), schema)
-        parts = [(task.loss(output, y, schema) * mask).sum().unsqueeze(0)]
-        if rates:
-            soft = task.scores(output, schema)
-            estimates = torch.stack([rate.standin(soft, y) for rate in rates]) * conditions
-            parts.append((estimates @ member).reshape(-1))
-            if whole:
-                parts.append(estimates.sum(dim=-1))
-        return torch.cat(parts), output
-
-    return sums
-
-
-def _chunks(
-    sizes: NDArray[np.int64], cost: Callable[[int], int], memory: int
-) -> Iterator[tuple[int, int]]:
-    """Cut users, sorted by size, into runs whose padded cost stays within the memory budget."""
-    start = 0
-    while start < len(sizes):
-        stop = len(sizes)
-        # The last user of a run is its largest: shrink until the padded run fits.
-        while stop - start > 1 and (stop - start) * cost(int(sizes[stop - 1])) > memory:
-            stop = start + max(1, min(stop - start - 1, memory // cost(int(sizes[stop - 1]))))
-        yield start, stop
-        start = stop

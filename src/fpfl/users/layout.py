@@ -23,21 +23,6 @@ Basis = Literal["paper", "split"]
 
 
 @dataclass(frozen=True)
-class Statistics:
-    """What B users computed, block by block, before it is made flat; sums over a user's samples."""
-
-    loss_gradient: Tensor  # (B, p)
-    F: Tensor  # (B, R, G)
-    n: Tensor  # (B, R, G)
-    F_gradient: Tensor  # (B, R, G, p)
-    overall_F: Tensor  # (B, R)
-    overall_n: Tensor  # (B, R)
-    overall_F_gradient: Tensor  # (B, R, p); empty where the groups partition
-    hits: Tensor  # (B,)
-    misses: Tensor  # (B,)
-
-
-@dataclass(frozen=True)
 class Layout:
     """Names, places and shapes of the blocks of v.
 
@@ -90,18 +75,14 @@ class Layout:
         """The length of v."""
         return sum(torch.Size(shape).numel() for shape in self.shapes.values())
 
-    def flatten(self, statistics: Statistics) -> Tensor:
-        """Write users' statistics as vectors of shape (B, size)."""
-        users = len(statistics.loss_gradient)
-        columns = []
-        for name in self.shapes:
-            block: Tensor = getattr(statistics, name)
-            if self.basis == "split" and name == "n":
-                block = block - statistics.F
-            if self.basis == "split" and name == "overall_n":
-                block = block - statistics.overall_F
-            columns.append(block.reshape(users, -1))
-        return torch.cat(columns, dim=1)
+    def in_basis(self, counts: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Write counts (F, n') in this layout's basis."""
+        if self.basis == "paper":
+            return counts
+        return {
+            name: block - counts[name.replace("n", "F")] if name in ("n", "overall_n") else block
+            for name, block in counts.items()
+        }
 
     def totals(
         self, v: Tensor, normaliser: float, smallest_count: float = SMALLEST_COUNT

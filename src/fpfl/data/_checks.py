@@ -1,0 +1,62 @@
+"""What a federated dataset refuses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fpfl.data.federated import FederatedDataset
+
+
+def check_shapes(data: FederatedDataset) -> None:
+    """Refuse arrays that do not go together; of lazy data nothing but shapes is looked at."""
+    schema, n = data.schema, len(data.features)
+    if tuple(data.features.shape[1:]) != schema.shape:
+        raise ValueError(
+            f"features have shape {tuple(data.features.shape)}; the schema declares samples of "
+            f"shape {schema.shape}"
+        )
+    if data.labels.shape != (n,):
+        raise ValueError(
+            f"labels have shape {tuple(data.labels.shape)}; expected ({n},), one for each sample"
+        )
+    if data.attributes.shape != (n, len(schema.attributes)):
+        raise ValueError(
+            f"attribute codes have shape {tuple(data.attributes.shape)}; expected "
+            f"({n}, {len(schema.attributes)}): one row for each sample, one column for each "
+            f"declared attribute {[a.name for a in schema.attributes]}"
+        )
+    offsets = data.offsets
+    good = len(offsets) > 1 and offsets[0] == 0 and offsets[-1] == n
+    if not good or (not data.lazy and bool((offsets.diff() < 0).any())):
+        raise ValueError(
+            f"offsets must rise from 0 to the number of samples {n} over at least one user"
+        )
+    if schema.population is not None and schema.population != data.population:
+        raise ValueError(
+            f"there are {data.population} users; the schema declares {schema.population}"
+        )
+
+
+def check_values(data: FederatedDataset) -> None:
+    """Refuse values that the schema does not declare: all samples are read."""
+    schema, n = data.schema, len(data.features)
+    if n and data.features.is_floating_point():
+        bad = ~data.features.isfinite().reshape(n, -1).all(dim=1)
+        if bool(bad.any()):
+            raise ValueError(
+                f"{int(bad.sum())} samples have NaN or infinite features (the first is sample "
+                f"{int(bad.nonzero()[0])}); fill or drop them first"
+            )
+    if schema.classes is not None:
+        low, high, what = 0.0, float(schema.classes - 1), f"classes 0 to {schema.classes - 1}"
+    else:
+        assert schema.label_range is not None  # the schema checked it
+        (low, high), what = schema.label_range, f"the range {schema.label_range}"
+    if n and not bool(((data.labels >= low) & (data.labels <= high)).all()):
+        raise ValueError(
+            f"labels run from {float(data.labels.min()):g} to {float(data.labels.max()):g}; the "
+            f"schema declares {what}"
+        )
+    for column, attribute in enumerate(schema.attributes):
+        attribute.check_codes(data.attributes[:, column])

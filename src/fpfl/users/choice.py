@@ -1,0 +1,178 @@
+r"""Which pass a model gets, and what rows, users and buckets cost with it.
+
+Costs are rough on purpose: only speed and memory depend on them, never a result.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from fpfl.users.flat import FlatModel
+from fpfl.users.layers import LayerError, Recorder
+from fpfl.users.packing import Ints, pack
+from fpfl.users.passes import Batch, LayerPass, Objective, Pass, VmapPass, known_layers
+
+TOLERANCE = 1e-3
+"""How far the two passes may differ on made-up samples, against the largest gradient: far above
+rounding, far below any mistake about what a layer does."""
+
+
+def chosen_pass(model: FlatModel, objective: Objective, dtype: torch.dtype) -> Pass:
+    """The pass over layers where it is known to be right for this model, ``vmap`` otherwise.
+
+    Knowing the layers is not enough: a model may use a layer's weight without calling it, or mix
+    the order of samples in between. So both passes are run on made-up samples, and must agree.
+    """
+    recorders = known_layers(model.module)
+    if isinstance(recorders, str) or not agree(model, objective, recorders, dtype):
+        return VmapPass(model, objective)
+    return LayerPass(model, objective, recorders)
+
+
+def agree(
+    model: FlatModel, objective: Objective, recorders: dict[str, type[Recorder]], dtype: torch.dtype
+) -> bool:
+    """Whether both passes give the same gradients for users of one, three and seven samples."""
+    module = copy.deepcopy(model.module).cpu().eval()  # without dropout, whose masks would differ
+    local = FlatModel.of(module)
+    if local.names != model.names:
+        return False
+    w = local.vector()
+    batch = made_up_batch(module, objective, (1, 3, 7), dtype, w.dtype)
+    wanted, _ = VmapPass(local, objective)(w, batch)
+    try:
+        given, _ = LayerPass(local, objective, recorders)(w, batch)
+    except LayerError:
+        return False
+    error = float((given - wanted).abs().max())
+    return error <= TOLERANCE * float(wanted.abs().max())
+
+
+def made_up_batch(
+    module: nn.Module,
+    objective: Objective,
+    sizes: tuple[int, ...],
+    dtype: torch.dtype,
+    real: torch.dtype,
+) -> Batch:
+    """Samples that look like the schema's, of users with the given sizes."""
+    schema, n = objective.schema, sum(sizes)
+    generator = torch.Generator().manual_seed(0)
+    if dtype.is_floating_point:
+        features = torch.randn(n, *schema.shape, generator=generator).to(real)
+    else:
+        tables = [m.num_embeddings for m in module.modules() if isinstance(m, nn.Embedding)]
+        features = torch.randint(
+            0, min(tables, default=2), (n, *schema.shape), generator=generator
+        ).to(dtype)
+    if schema.classes is None:
+        low, high = schema.label_range or (0.0, 1.0)
+        labels = low + (high - low) * torch.rand(n, generator=generator, dtype=real)
+    else:
+        labels = torch.randint(0, schema.classes, (n,), generator=generator)
+    packing = pack(np.arange(n), np.array(sizes), None, overhead=0.0)
+    conditions = [rate.condition(labels).to(real) for rate in objective.rates]
+    return Batch(
+        packing,
+        features,
+        labels,
+        torch.ones(n, dtype=real),
+        torch.stack(conditions) if conditions else torch.zeros(0, n, dtype=real),
+    )
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What things cost with a model on its device.
+
+    Parameters
+    ----------
+    row_bytes, user_bytes
+        Memory of a row, and of a user whose gradients are written down.
+    bucket_rows
+        The overhead of one more bucket, in rows.
+    kernel_widths
+        Σ (in + out) over layers: what n_k² is multiplied by where gradients are factored; None
+        where the model does not allow that.
+    gradient_numbers
+        (1 + R) p: what a user's gradients written down are.
+    """
+
+    row_bytes: float
+    user_bytes: float
+    bucket_rows: float
+    kernel_widths: int | None
+    gradient_numbers: int
+
+    @classmethod
+    def of(cls, model: FlatModel, way: Pass, dtype: torch.dtype) -> Costs:
+        """Try the model on made-up samples and count."""
+        objective, device = way.objective, model.vector().device
+        w = model.vector().requires_grad_()
+        row, two = (
+            made_up_batch(model.module, objective, (n,), dtype, w.dtype).to(device) for n in (1, 2)
+        )
+        with _Saved() as one, FlopCounterMode(display=False) as counter, torch.random.fork_rng():
+            model(w, row.features)
+        with _Saved() as both, torch.random.fork_rng():
+            model(w, two.features)
+        layers = sum(1 for m in model.module.modules() if not list(m.children()))
+        cuda = device.type == "cuda"
+        flops = 3 * counter.get_total_flops()
+        row_seconds = flops / (1e13 if cuda else 3e10) + (1e-8 if cuda else 1e-6)
+        widths = None
+        row_bytes = way.row_bytes(w.detach(), row, both.bytes - one.bytes)
+        if isinstance(way, LayerPass) and way.factorable:
+            factors, _, _ = way.factors(w.detach(), row)
+            widths = sum(
+                factor.g.shape[2] + (0 if factor.x is None else factor.x.shape[1])
+                for factor in factors
+            )
+        return cls(
+            row_bytes=row_bytes,
+            user_bytes=2 * objective.count * w.nbytes,
+            bucket_rows=way.launches * layers * 5e-6 / row_seconds,
+            kernel_widths=widths,
+            gradient_numbers=objective.count * model.size,
+        )
+
+    def factored(self, sizes: Ints) -> bool:
+        """Whether users of these sizes had better not have their gradients written down.
+
+        Σ n_k² (in + out), twice over for double precision, against writing, reading for the norm
+        and reading for the sum.
+        """
+        if self.kernel_widths is None:
+            return False
+        kernels = 2.0 * float((sizes.astype(np.float64) ** 2).sum()) * self.kernel_widths
+        return kernels < 6.0 * len(sizes) * self.gradient_numbers
+
+
+class _Saved:
+    """Counts the bytes that autograd keeps for the backward pass."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._seen: set[int] = set()
+        self._hooks: Any = torch.autograd.graph.saved_tensors_hooks(self._count, lambda t: t)
+
+    def _count(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self._seen:
+            self._seen.add(storage.data_ptr())
+            self.bytes += storage.nbytes()
+        return tensor
+
+    def __enter__(self) -> _Saved:
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._hooks.__exit__(*error)

@@ -1,0 +1,309 @@
+r"""Layers whose gradients can be taken cell by cell from one pass over a whole batch.
+
+Each layer that holds parameters remembers its input x while the batch goes forward, and the
+gradient g of its output while it comes back. Nothing else is needed: for a cell (some samples of
+one user) the parameter gradient is
+
+    Linear       Σ_i g_i x_iᵀ
+    convolution  the same with x_i the patches that the kernel saw
+    Embedding    Σ_i g_i in the row that was looked up
+    norm layers  Σ_i g_i ⊙ x̂_i
+
+so that forward and backward run at the speed of a plain batch, and only the products above are
+split by cell: as batched products over the rectangles of a packing.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+
+from fpfl.users.packing import Bucket
+
+
+@dataclass
+class Call:
+    """One use of a layer in a pass: its input, and the output's gradient for every seed."""
+
+    x: Tensor
+    g: list[Tensor] = field(default_factory=list)
+
+
+class LayerError(Exception):
+    """A layer was used in a way that its recorder does not know."""
+
+
+class Recorder(ABC):
+    """Stands in for one layer's ``forward``, remembers, and gives gradients of cells.
+
+    Parameters
+    ----------
+    layer
+        The layer.
+    places
+        Where its trainable parameters stand in w, by name.
+    """
+
+    kinds: ClassVar[tuple[type[nn.Module], ...]]
+
+    def __init__(self, layer: Any, places: dict[str, slice]) -> None:
+        self.layer = layer
+        self.places = places
+        self.calls: list[Call] = []
+        self.samples = 0
+        self.anchor: Tensor | None = None
+
+    @classmethod
+    def knows(cls, layer: Any) -> bool:
+        """Whether this very layer, with its settings, can be recorded."""
+        return type(layer) in cls.kinds
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the layer returns, with a record of what it saw."""
+        if len(x) != self.samples:
+            raise LayerError(
+                f"{type(self.layer).__name__} was called with {len(x)} rows for {self.samples} "
+                "samples"
+            )
+        x = self.prepare(x)
+        call = Call(x.detach())
+        self.calls.append(call)
+        output: Tensor = _Recorded.apply(x, self.anchor, self, call)  # type: ignore[no-untyped-call]
+        return output
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """What happens before the parameters come in, differentiated by torch."""
+        return x
+
+    @abstractmethod
+    def output(self, x: Tensor) -> Tensor:
+        """The layer's output."""
+
+    @abstractmethod
+    def input_gradient(self, x: Tensor, g: Tensor) -> Tensor | None:
+        """The gradient with respect to the input."""
+
+    @abstractmethod
+    def factors(self, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        """x and g as (N, positions, features): one row for every place the weight was used."""
+
+    def factor_bytes(self, call: Call) -> int:
+        """What the factors take."""
+        return sum(each.nbytes for each in self.factors(call.x, call.g[0]))
+
+    def parts(self, call: Call) -> list[tuple[Tensor | None, Tensor, slice]] | None:
+        """Each parameter's (x, g, place) for a product g xᵀ per sample, x None where it is 1.
+
+        g has shape (seeds, N, out). None where samples have several positions, whose products
+        would have to be added up.
+        """
+        return None
+
+    @abstractmethod
+    def write(self, x: Tensor, g: Tensor, bucket: Bucket, out: Tensor, *, add: bool) -> None:
+        """Write the gradients of a bucket's cells to their places in ``out`` (units, p).
+
+        ``add`` to what is there: for a layer that the model uses several times.
+        """
+
+
+class _Recorded(torch.autograd.Function):
+    """A layer whose parameters need no gradient: only the input's flows back.
+
+    ``anchor`` makes the output of the first layer, whose input needs no gradient, need one.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, recorder: Recorder, call: Call) -> Tensor:
+        ctx.recorder, ctx.call = recorder, call
+        output = recorder.output(x)
+        # What comes next may write in place, which torch forbids on a view from in here.
+        return output.clone() if output._is_view() or output is x else output
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, None, None, None]:
+        ctx.call.g.append(g)
+        dx = ctx.recorder.input_gradient(ctx.call.x, g) if ctx.needs_input_grad[0] else None
+        return dx, None, None, None
+
+
+def _put(place: Tensor, value: Tensor, add: bool) -> None:
+    if add:
+        place += value
+    else:
+        place.copy_(value)
+
+
+class _Product(Recorder):
+    """Layers with y = W x + b at every position."""
+
+    def write(self, x: Tensor, g: Tensor, bucket: Bucket, out: Tensor, *, add: bool) -> None:
+        x, g = self.factors(x[bucket.rows], g[bucket.rows])
+        gradient = g.reshape(bucket.units, -1, g.shape[-1])
+        if "weight" in self.places:
+            inputs = x.reshape(bucket.units, -1, x.shape[-1])
+            place = out[:, self.places["weight"]].view(-1, g.shape[-1], x.shape[-1])
+            if g.dtype == out.dtype:
+                torch.baddbmm(place, gradient.transpose(1, 2), inputs, beta=int(add), out=place)
+            else:
+                _put(place, torch.bmm(gradient.transpose(1, 2), inputs), add)
+        if "bias" in self.places:
+            _put(out[:, self.places["bias"]], gradient.sum(dim=1), add)
+
+
+class LinearRecorder(_Product):
+    """``nn.Linear``, at any number of positions per sample."""
+
+    kinds = (nn.Linear,)
+
+    def parts(self, call: Call) -> list[tuple[Tensor | None, Tensor, slice]] | None:
+        if call.x.ndim != 2:
+            return None
+        g = torch.stack(call.g) if len(call.g) > 1 else call.g[0].unsqueeze(0)
+        inputs = {"weight": call.x, "bias": None}
+        return [(inputs[name], g, place) for name, place in self.places.items()]
+
+    def output(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.layer.weight, self.layer.bias)
+
+    def input_gradient(self, x: Tensor, g: Tensor) -> Tensor:
+        weight: Tensor = self.layer.weight
+        return g @ weight.to(g.dtype)
+
+    def factors(self, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        return x.reshape(len(x), -1, x.shape[-1]).to(g.dtype), g.reshape(len(g), -1, g.shape[-1])
+
+
+class ConvRecorder(_Product):
+    """``nn.Conv1d`` and ``nn.Conv2d`` with zero padding and one group."""
+
+    kinds = (nn.Conv1d, nn.Conv2d)
+
+    @classmethod
+    def knows(cls, layer: Any) -> bool:
+        return (
+            type(layer) in cls.kinds
+            and layer.groups == 1
+            and layer.padding_mode == "zeros"
+            and not isinstance(layer.padding, str)
+        )
+
+    def output(self, x: Tensor) -> Tensor:
+        layer = self.layer
+        output: Tensor = layer._conv_forward(x, layer.weight, layer.bias)
+        return output
+
+    def input_gradient(self, x: Tensor, g: Tensor) -> Tensor:
+        layer = self.layer
+        dx: Tensor = torch.ops.aten.convolution_backward(
+            g, x.to(g.dtype), layer.weight.to(g.dtype), None, layer.stride, layer.padding,
+            layer.dilation, False, [0] * len(layer.stride), 1, (True, False, False),
+        )[0]  # fmt: skip
+        return dx
+
+    def factors(self, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        return self.patches(x.to(g.dtype)), g.flatten(2).transpose(1, 2)
+
+    def patches(self, x: Tensor) -> Tensor:
+        """What the kernel saw: (N, positions, channels · kernel), in the weight's order."""
+        layer = self.layer
+        around = [each for pad in reversed(layer.padding) for each in (pad, pad)]
+        if any(around):
+            x = functional.pad(x, around)
+        dims = len(layer.kernel_size)
+        for dim, (kernel, stride, dilation) in enumerate(
+            zip(layer.kernel_size, layer.stride, layer.dilation, strict=True), start=2
+        ):
+            x = x.unfold(dim, dilation * (kernel - 1) + 1, stride)[..., ::dilation]
+        # (N, C, positions..., kernel...) -> (N, positions..., C, kernel...)
+        x = x.permute(0, *range(2, 2 + dims), 1, *range(2 + dims, 2 + 2 * dims))
+        return x.reshape(len(x), int(torch.tensor(x.shape[1 : 1 + dims]).prod()), -1)
+
+
+class ScaleRecorder(Recorder):
+    """``nn.LayerNorm`` and ``nn.GroupNorm``: normalised by torch, then y = w ⊙ x̂ + b."""
+
+    kinds = (nn.LayerNorm, nn.GroupNorm)
+
+    def prepare(self, x: Tensor) -> Tensor:
+        layer = self.layer
+        if isinstance(layer, nn.GroupNorm):
+            return functional.group_norm(x, layer.num_groups, None, None, layer.eps)
+        return functional.layer_norm(x, layer.normalized_shape, None, None, layer.eps)
+
+    def parts(self, call: Call) -> list[tuple[Tensor | None, Tensor, slice]] | None:
+        if call.x.ndim != 2:
+            return None
+        g = torch.stack(call.g)
+        values = {"weight": g * call.x, "bias": g}
+        return [(None, values[name], place) for name, place in self.places.items()]
+
+    def _fit(self, parameter: Tensor, x: Tensor) -> Tensor:
+        """A parameter in a shape that multiplies x."""
+        if isinstance(self.layer, nn.GroupNorm):
+            parameter = parameter.reshape(-1, *[1] * (x.ndim - 2))
+        return parameter.to(x.dtype)
+
+    def output(self, x: Tensor) -> Tensor:
+        if self.layer.weight is not None:
+            x = x * self._fit(self.layer.weight, x)
+        return x if self.layer.bias is None else x + self._fit(self.layer.bias, x)
+
+    def input_gradient(self, x: Tensor, g: Tensor) -> Tensor:
+        return g if self.layer.weight is None else g * self._fit(self.layer.weight, g)
+
+    def factors(self, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        if isinstance(self.layer, nn.GroupNorm):
+            shape = (len(x), x.shape[1], -1)
+            return x.reshape(shape).transpose(1, 2), g.reshape(shape).transpose(1, 2)
+        shape = (len(x), -1, self.layer.weight.numel())
+        return x.reshape(shape), g.reshape(shape)
+
+    def write(self, x: Tensor, g: Tensor, bucket: Bucket, out: Tensor, *, add: bool) -> None:
+        x, g = self.factors(x[bucket.rows], g[bucket.rows])
+        for name, rows in (("weight", x * g), ("bias", g)):
+            if name in self.places:
+                cells = rows.reshape(bucket.units, -1, rows.shape[-1])
+                _put(out[:, self.places[name]], cells.sum(dim=1), add)
+
+
+class EmbeddingRecorder(Recorder):
+    """``nn.Embedding`` with dense gradients."""
+
+    kinds = (nn.Embedding,)
+
+    @classmethod
+    def knows(cls, layer: Any) -> bool:
+        return type(layer) in cls.kinds and not (
+            layer.sparse or layer.scale_grad_by_freq or layer.max_norm is not None
+        )
+
+    def output(self, x: Tensor) -> Tensor:
+        return functional.embedding(x, self.layer.weight)
+
+    def input_gradient(self, x: Tensor, g: Tensor) -> None:
+        return None
+
+    def factors(self, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        return x, g
+
+    def write(self, x: Tensor, g: Tensor, bucket: Bucket, out: Tensor, *, add: bool) -> None:
+        layer = self.layer
+        ids = x[bucket.rows].reshape(bucket.units, -1)
+        rows = g[bucket.rows].reshape(-1, layer.embedding_dim)
+        if layer.padding_idx is not None:
+            rows = rows * (ids.reshape(-1, 1) != layer.padding_idx)
+        unit = torch.arange(bucket.units, device=ids.device).unsqueeze(1)
+        total = rows.new_zeros(bucket.units * layer.num_embeddings, layer.embedding_dim)
+        total.index_add_(0, (ids + unit * layer.num_embeddings).reshape(-1), rows)
+        _put(out[:, self.places["weight"]], total.reshape(bucket.units, -1), add)
+
+
+RECORDERS: tuple[type[Recorder], ...] = (
+    LinearRecorder, ConvRecorder, ScaleRecorder, EmbeddingRecorder,
+)  # fmt: skip

@@ -1,0 +1,269 @@
+r"""Two ways from a packed batch to the gradients of its cells.
+
+A cell sends 1 + R gradients: of its summed loss L and of its summed stand-ins F_r. Both ways share
+one forward pass among them and return the same numbers:
+
+- `LayerPass`: one forward and backward over the whole batch, gradients split by cell in every
+  layer (`fpfl.users.layers`). For models made of layers that it knows.
+- `VmapPass`: ``vmap(jacrev)`` over the cells of each bucket. For any model.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import jacrev, vmap
+
+from fpfl.data.schema import Schema
+from fpfl.fairness.rates import Rate
+from fpfl.users import task
+from fpfl.users.factored import Factor
+from fpfl.users.flat import FlatModel
+from fpfl.users.layers import RECORDERS, Recorder
+from fpfl.users.packing import Packing
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A packed batch's tensors: N rows, and R conditions as numbers, 0 for padding."""
+
+    packing: Packing
+    features: Tensor  # (N, ...)
+    labels: Tensor  # (N,)
+    real: Tensor  # (N,)
+    conditions: Tensor  # (R, N)
+
+    def to(self, device: torch.device) -> Batch:
+        """The same on another device."""
+        tensors = (self.features, self.labels, self.real, self.conditions)
+        return Batch(self.packing, *(each.to(device) for each in tensors))
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What is differentiated: the loss, and every rate's stand-in where its condition holds."""
+
+    schema: Schema
+    rates: tuple[Rate, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """1 + R."""
+        return 1 + len(self.rates)
+
+    def sums(self, output: Tensor, labels: Tensor, real: Tensor, conditions: Tensor) -> Tensor:
+        """[L, F_1, ..., F_R] of some samples, padding left out."""
+        parts = [(task.loss(output, labels, self.schema) * real).sum()]
+        if self.rates:
+            soft = task.scores(output, self.schema)
+            parts += [
+                (rate.standin(soft, labels) * condition).sum()
+                for rate, condition in zip(self.rates, conditions, strict=True)
+            ]
+        return torch.stack(parts)
+
+    def seeds(self, output: Tensor, batch: Batch) -> list[Tensor]:
+        """∂L_i/∂o_i and ∂F_{r,i}/∂o_i for every sample's output o_i."""
+        with torch.enable_grad():
+            leaf = output.detach().requires_grad_()
+            sums = self.sums(leaf, batch.labels, batch.real, batch.conditions)
+            last = len(sums) - 1
+            return [
+                torch.autograd.grad(each, leaf, retain_graph=m < last)[0]
+                for m, each in enumerate(sums)
+            ]
+
+
+class Pass(Protocol):
+    """From w and a packed batch to (U, 1 + R, p) gradients of cells and the rows' outputs."""
+
+    launches: float
+    objective: Objective
+
+    def __call__(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Compute gradients and outputs."""
+        ...
+
+    def row_bytes(self, w: Tensor, row: Batch, activations: int) -> int:
+        """About what one row takes, given what a plain forward pass keeps for it."""
+        ...
+
+
+class VmapPass:
+    """Any model: ``vmap`` of ``jacrev`` over cells, one bucket after the other."""
+
+    launches = 100.0
+    """About how many kernels one more bucket starts, by layer."""
+
+    def __init__(self, model: FlatModel, objective: Objective) -> None:
+        self.model = model
+        self.objective = objective
+        # Recurrent layers other than the LSTM fail under vmap when cells share one w.
+        self.recurrent = any(isinstance(m, nn.RNNBase) for m in model.module.modules())
+        self.jacobian = vmap(
+            jacrev(self._sums, has_aux=True),
+            in_dims=(0 if self.recurrent else None, 0, 0, 0, 1),
+            randomness="different",
+        )
+
+    def _sums(
+        self, w: Tensor, x: Tensor, y: Tensor, real: Tensor, conditions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        output = task.flatten_output(self.model(w, x), self.objective.schema)
+        return self.objective.sums(output, y, real, conditions), output
+
+    def __call__(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """See `Pass`."""
+        gradients, outputs = [], []
+        for bucket in batch.packing.buckets:
+            shape, rows = (bucket.units, bucket.size), bucket.rows
+            # cuDNN's recurrent kernels want memory that vmap's tensors do not have.
+            with torch.backends.cudnn.flags(enabled=not self.recurrent):
+                gradient, output = self.jacobian(
+                    w.expand(bucket.units, -1) if self.recurrent else w,
+                    batch.features[rows].reshape(*shape, *batch.features.shape[1:]),
+                    batch.labels[rows].reshape(shape),
+                    batch.real[rows].reshape(shape),
+                    batch.conditions[:, rows].reshape(-1, *shape),
+                )
+            gradients.append(gradient.detach())
+            outputs.append(output.detach().flatten(0, 1))
+        return torch.cat(gradients), torch.cat(outputs)
+
+    def row_bytes(self, w: Tensor, row: Batch, activations: int) -> int:
+        """See `Pass`."""
+        # The backward pass has every intermediate once for each of the gradients.
+        return row.features.nbytes + (2 + self.objective.count) * activations
+
+
+class LayerPass:
+    """Models of known layers: one plain pass over the batch, split by cell in every layer."""
+
+    launches = 10.0
+
+    def __init__(
+        self, model: FlatModel, objective: Objective, recorders: dict[str, type[Recorder]]
+    ) -> None:
+        self.objective = objective
+        self.size = model.size
+        self.module = copy.deepcopy(model.module).requires_grad_(False)
+        self.w = torch.empty_like(model.vector())
+        parameters = dict(self.module.named_parameters())
+        for (name, place), shape in zip(model.places.items(), model.shapes, strict=True):
+            parameters[name].data = self.w[place].view(shape)
+        self.anchor = torch.zeros((), device=self.w.device, requires_grad=True)
+        self.recorders: list[Recorder] = []
+        for name, kind in recorders.items():
+            layer = self.module.get_submodule(name)
+            prefix = f"{name}." if name else ""
+            own = {n: model.places[prefix + n] for n, _ in layer.named_parameters(recurse=False)
+                   if prefix + n in model.places}  # fmt: skip
+            recorder = kind(layer, own)
+            recorder.anchor = self.anchor
+            layer.forward = recorder.forward
+            self.recorders.append(recorder)
+
+    def __call__(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """See `Pass`."""
+        output, weights = self.record(w, batch)
+        gradients = w.new_empty(len(batch.packing.owner), self.objective.count, self.size)
+        with torch.no_grad():
+            for recorder in self.recorders:
+                self._write(recorder, weights, batch, gradients)
+                recorder.calls.clear()
+        return gradients, output
+
+    def factors(self, w: Tensor, batch: Batch) -> tuple[list[Factor], Tensor, Tensor]:
+        """Factors of all parameters, the samples' weights (1 + R, N), and the rows' outputs."""
+        output, weights = self.record(w, batch)
+        factors = []
+        for recorder in self.recorders:
+            for call in recorder.calls:
+                if call.g:
+                    factors += [Factor(*part) for part in recorder.parts(call) or ()]
+            recorder.calls.clear()
+        if weights is None:
+            return factors, batch.real.expand(self.objective.count, -1), output
+        return factors, torch.stack(weights), output
+
+    @property
+    def factorable(self) -> bool:
+        """After a `record`: whether all its gradients are products per sample."""
+        return all(
+            len(r.calls) == 1 and bool(r.calls[0].g) and r.parts(r.calls[0]) is not None
+            for r in self.recorders
+        )
+
+    def record(self, w: Tensor, batch: Batch) -> tuple[Tensor, list[Tensor] | None]:
+        """Run forward and backward; the layers remember. Returns the outputs.
+
+        A model with one output o has ∂L_i/∂w = (∂L_i/∂o_i) ∂o_i/∂w: one backward pass for o_i
+        serves the loss and all rates, which then are weights of the samples, returned too.
+        """
+        self.w.copy_(w)
+        for recorder in self.recorders:
+            recorder.calls.clear()
+            recorder.samples = len(batch.features)
+        with torch.enable_grad():
+            raw = self.module(batch.features)
+        output = task.flatten_output(raw.detach(), self.objective.schema)
+        seeds = self.objective.seeds(output, batch)
+        if output.ndim == 1:
+            self._back(raw, torch.ones_like(raw), retain=False)
+            return output, seeds
+        for m, seed in enumerate(seeds):
+            self._back(raw, seed, retain=m + 1 < len(seeds))
+        return output, None
+
+    def row_bytes(self, w: Tensor, row: Batch, activations: int) -> int:
+        """See `Pass`."""
+        self.record(w, row)
+        calls = [(r, call) for r in self.recorders for call in r.calls if call.g]
+        kept = sum(call.x.nbytes + sum(g.nbytes for g in call.g) for _, call in calls)
+        # One layer's patches at a time, and the copies that a product makes of them.
+        largest = max((2 * r.factor_bytes(call) for r, call in calls), default=0)
+        return row.features.nbytes + activations + kept + largest
+
+    def _back(self, raw: Tensor, seed: Tensor, *, retain: bool) -> None:
+        torch.autograd.grad(raw, self.anchor, seed, retain_graph=retain, allow_unused=True)
+
+    def _write(
+        self, recorder: Recorder, weights: list[Tensor] | None, batch: Batch, gradients: Tensor
+    ) -> None:
+        calls = [call for call in recorder.calls if call.g]
+        if not calls:
+            for place in recorder.places.values():
+                gradients[:, :, place] = 0.0  # the output does not depend on this layer
+        for number, call in enumerate(calls):
+            for m in range(self.objective.count):
+                if weights is None:
+                    g = call.g[m]
+                else:
+                    shape = (-1, *[1] * (call.g[0].ndim - 1))
+                    g = call.g[0] * weights[m].reshape(shape).to(call.g[0].dtype)
+                for bucket in batch.packing.buckets:
+                    recorder.write(call.x, g, bucket, gradients[bucket.cells, m], add=number > 0)
+
+
+def known_layers(module: nn.Module) -> dict[str, type[Recorder]] | str:
+    """A recorder for every layer that holds trainable parameters; or why there is none."""
+    found: dict[str, type[Recorder]] = {}
+    owners: dict[nn.Parameter, str] = {}
+    for name, layer in module.named_modules(remove_duplicate=False):
+        own = [p for p in layer.parameters(recurse=False) if p.requires_grad]
+        if not own:
+            continue
+        kind = next((r for r in RECORDERS if r.knows(layer)), None)
+        if kind is None:
+            return f"layer {name!r} is a {type(layer).__name__}"
+        if layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer):
+            return f"layer {name!r} has hooks"
+        for parameter in own:
+            if owners.setdefault(parameter, name) != name:
+                return f"layers {owners[parameter]!r} and {name!r} share parameters"
+        found[name] = kind
+    return found

@@ -1,0 +1,41 @@
+"""How exactly matrix products are computed: float32, or faster and coarser on request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Literal
+
+import torch
+
+Precision = Literal["float32", "tf32", "bf16"]
+"""``float32``: in the model's own precision (float64 models too). ``tf32``: products of float32
+numbers with 10 bits of mantissa, on GPUs that have it. ``bf16``: forward and backward in bfloat16
+where that is safe (autocast). Norms, clipping and sums are in the model's own precision always."""
+
+
+@contextmanager
+def computing(precision: Precision, device: torch.device) -> Iterator[None]:
+    """Compute in the given precision, whatever torch's global settings are, and restore them."""
+    with ExitStack() as stack:
+        if device.type == "cuda":
+            stack.enter_context(_tf32(precision != "float32"))
+        if precision == "bf16":
+            # The cache would keep casts of a w that the next round overwrites in place.
+            stack.enter_context(
+                torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False)
+            )
+        yield
+
+
+@contextmanager
+def _tf32(allowed: bool) -> Iterator[None]:
+    places = [torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn]  # type: ignore[attr-defined]
+    before = [place.fp32_precision for place in places]
+    for place in places:
+        place.fp32_precision = "tf32" if allowed else "ieee"
+    try:
+        yield
+    finally:
+        for place, value in zip(places, before, strict=True):
+            place.fp32_precision = value

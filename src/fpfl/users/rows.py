@@ -1,0 +1,233 @@
+r"""Users' vectors, kept in the form they were computed in.
+
+A row of the matrix of users' vectors v^k has (1 + R·G + ...)·p numbers, most of them zero or sums
+of others: a user has gradients of a group only if it has samples there. What the third party needs
+is norms of blocks of each row, and sums of rows times a scale per user; counts are small and
+written down, gradients answer both questions from what was computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Protocol, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fpfl.users.layout import Layout
+
+LOSS, GROUPS, OVERALL = GRADIENTS = ("loss_gradient", "F_gradient", "overall_F_gradient")
+
+
+class Gradients(Protocol):
+    """The gradients of B users: blocks of v by name."""
+
+    def norms(self, name: str) -> Tensor:
+        """The block's ℓ2 norm for every user, (B,)."""
+        ...
+
+    def total(self, name: str, scale: Tensor) -> Tensor:
+        """Σ_k scale_k · block^k, flat."""
+        ...
+
+    def block(self, name: str) -> Tensor:
+        """The block written down, (B, ...)."""
+        ...
+
+    def without(self, bad: Tensor) -> Self:
+        """The same with some users' gradients zero."""
+        ...
+
+    def joined(self, more: Self) -> Self:
+        """The gradients of one user, with more of its samples."""
+        ...
+
+
+@dataclass(frozen=True)
+class UserRows:
+    """The vectors of B users.
+
+    Parameters
+    ----------
+    layout
+        What is where in v.
+    users
+        The users, one for each row.
+    gradients
+        The blocks of v that are gradients.
+    counts
+        The others, each of shape (B, ...).
+    """
+
+    layout: Layout
+    users: NDArray[np.int64]
+    gradients: Gradients
+    counts: dict[str, Tensor]
+
+    def __len__(self) -> int:
+        return len(self.users)
+
+    def norms(self, names: Collection[str], order: int) -> Tensor:
+        """Every row's ℓ1 or ℓ2 norm over the named blocks, of shape (B,)."""
+        counts = [self.counts[n].reshape(len(self), -1) for n in names if n in self.counts]
+        gradients = [name for name in names if name in GRADIENTS]
+        if order == 1:
+            if gradients:
+                raise ValueError(f"gradients are bounded in ℓ2, not in ℓ1: {gradients}")
+            return torch.cat(counts, dim=1).abs().sum(dim=1)
+        norms = [_norms(torch.cat(counts, dim=1))] if counts else []
+        norms += [self.gradients.norms(name) for name in gradients]
+        return norms[0] if len(norms) == 1 else _norms(torch.stack(norms, dim=1))
+
+    def total(self, name: str, scale: Tensor) -> Tensor:
+        """Σ_k s_k times the named block of row k, flat."""
+        if name in self.counts:
+            return scale @ self.counts[name].reshape(len(self), -1)
+        return self.gradients.total(name, scale)
+
+    def without(self, bad: Tensor) -> UserRows:
+        """The same with some users' rows zero: 0 · NaN would still be NaN."""
+        return replace(
+            self,
+            gradients=self.gradients.without(bad),
+            counts={
+                name: block.masked_fill(bad.reshape(-1, *[1] * (block.ndim - 1)), 0.0)
+                for name, block in self.counts.items()
+            },
+        )
+
+    def joined(self, more: UserRows) -> UserRows:
+        """The one user of this, with more of its samples."""
+        return replace(
+            self,
+            gradients=self.gradients.joined(more.gradients),
+            counts={name: block + more.counts[name] for name, block in self.counts.items()},
+        )
+
+    def dense(self) -> Tensor:
+        """The rows written down, of shape (B, size)."""
+        columns = [
+            self.counts[name] if name in self.counts else self.gradients.block(name)
+            for name in self.layout.shapes
+        ]
+        return torch.cat([column.reshape(len(self), -1) for column in columns], dim=1)
+
+
+@dataclass(frozen=True)
+class CellGradients:
+    r"""The gradients of U cells, which add up to those of users and groups.
+
+        ‖∇F_a^k‖² = ‖Σ_{cells c of k in a} ∇F^c‖²,    Σ_k s_k ∇F_a^k = Σ_c s_{k(c)} 1[c in a] ∇F^c
+
+    Parameters
+    ----------
+    gradients
+        Shape (U, 1 + R, p).
+    owner
+        Shape (U,): each cell's user.
+    member
+        Shape (U, G): whether a cell is in a group, as numbers.
+    users
+        B.
+    partition
+        Whether every cell is in exactly one group.
+    """
+
+    gradients: Tensor
+    owner: Tensor
+    member: Tensor
+    users: int
+    partition: bool
+
+    @property
+    def one_cell_each(self) -> bool:
+        """Whether each user has exactly one cell: then cells are in the order of users."""
+        return len(self.gradients) == self.users
+
+    def norms(self, name: str) -> Tensor:
+        """See `Gradients`."""
+        if name == GROUPS and self.partition:
+            # Each cell is a group's own: no two of them add up.
+            norms = self._cell_norms[:, 1:]
+            return self._by_user((norms * norms).sum(dim=1)).sqrt()
+        if name == GROUPS:
+            squares = self.gradients.new_zeros(self.users)
+            for group in self.member.T:
+                squares = squares + self._group_squares(group)
+            return squares.sqrt()
+        places = slice(0, 1) if name == LOSS else slice(1, None)
+        if self.one_cell_each:
+            return _norms(self._cell_norms[:, places])
+        return _norms(self._by_user(self.gradients[:, places]).flatten(1))
+
+    def total(self, name: str, scale: Tensor) -> Tensor:
+        """See `Gradients`."""
+        weights = scale if self.one_cell_each else scale[self.owner]
+        if name == LOSS:
+            return weights @ self.gradients[:, 0]
+        rates = self.gradients[:, 1:].unbind(1)
+        if name == OVERALL:
+            return torch.cat([weights @ gradient for gradient in rates])
+        by_group = (self.member * weights.unsqueeze(1)).T
+        return torch.stack([by_group @ gradient for gradient in rates]).reshape(-1)
+
+    def block(self, name: str) -> Tensor:
+        """See `Gradients`."""
+        if name == LOSS:
+            return self._by_user(self.gradients[:, 0])
+        rates = self.gradients[:, 1:]
+        if name == OVERALL:
+            return self._by_user(rates)
+        return self._by_user(rates.unsqueeze(2) * self.member[:, None, :, None])
+
+    def without(self, bad: Tensor) -> Self:
+        """See `Gradients`."""
+        cells = bad[self.owner].reshape(-1, 1, 1)
+        return replace(self, gradients=self.gradients.masked_fill(cells, 0.0))
+
+    def joined(self, more: Self) -> Self:
+        """See `Gradients`: cells of a kind add up."""
+        cells = torch.cat([self.gradients, more.gradients])
+        # One column for everybody: without groups there would be nothing to tell apart by.
+        member = torch.cat([self.member, more.member])
+        member = torch.cat([member.new_ones(len(member), 1), member], dim=1)
+        member, kind = torch.unique(member, dim=0, return_inverse=True)
+        return replace(
+            self,
+            gradients=cells.new_zeros(len(member), *cells.shape[1:]).index_add_(0, kind, cells),
+            owner=kind.new_zeros(len(member)),
+            member=member[:, 1:],
+        )
+
+    @cached_property
+    def _cell_norms(self) -> Tensor:
+        """‖∇L^c‖ and ‖∇F_r^c‖, of shape (U, 1 + R)."""
+        norms: Tensor = torch.linalg.vector_norm(self.gradients, dim=2)
+        return norms
+
+    def _by_user(self, cells: Tensor) -> Tensor:
+        """Add up cells of the same user."""
+        if self.one_cell_each:
+            return cells
+        return cells.new_zeros(self.users, *cells.shape[1:]).index_add_(0, self.owner, cells)
+
+    def _group_squares(self, member: Tensor) -> Tensor:
+        """‖∇F_a^k‖² of one group."""
+        if self.one_cell_each:
+            norms = self._cell_norms[:, 1:]
+            return (norms * norms).sum(dim=1) * member
+        cells = member.nonzero().squeeze(1)
+        owners, place = torch.unique(self.owner[cells], return_inverse=True)
+        rates = self.gradients[cells, 1:].flatten(1)
+        norms = _norms(rates.new_zeros(len(owners), rates.shape[1]).index_add_(0, place, rates))
+        return norms.new_zeros(self.users).index_add_(0, owners, norms * norms)
+
+
+def _norms(rows: Tensor) -> Tensor:
+    # vector_norm does not overflow where a sum of squares would.
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
+    return norms
