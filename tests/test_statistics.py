@@ -144,7 +144,7 @@ def test_a_part_of_the_samples() -> None:
     engine = CohortEngine(FlatModel.of(nn.Linear(5, 1)), data, samples_per_user=limit)
     for key in range(repeats):
         for chunk in engine.chunks(everyone(data), key):
-            picked = chunk.batch.packing.samples[chunk.batch.packing.real]
+            picked = chunk.batch.samples[chunk.batch.real > 0].numpy()
             assert len(set(picked)) == len(picked)
             seen[picked] += 1
     sizes = data.sizes().numpy()
@@ -166,3 +166,20 @@ def test_dropout_works_and_gradients_stay_per_user() -> None:
     p = model.size
     assert not torch.allclose(rows[:, :p], other[:, :p])
     torch.testing.assert_close(rows[:, p:], other[:, p:])  # counts are of the whole model
+
+
+@pytest.mark.parametrize("kind", EVERY_RATE)
+def test_closed_gradients_are_autograds(kind) -> None:
+    """∂ℓ/∂o and the chain rule through the scores, against autograd."""
+    data = make_population(classes=CLASSES[kind], users=8).to("cpu", torch.float64)
+    schema, n = data.schema, len(data)
+    g = torch.Generator().manual_seed(0)
+    shape = (n, 4) if kind == "multiclass" else (n,)
+    output = (3 * torch.randn(shape, generator=g, dtype=torch.float64)).requires_grad_()
+    loss = task.loss(output, data.labels, schema).sum()
+    (wanted,) = torch.autograd.grad(loss, output)
+    torch.testing.assert_close(task.loss_gradient(output, data.labels, schema), wanted)
+    soft = task.scores(output, schema)
+    inner = torch.randn(soft.shape, generator=g, dtype=torch.float64)
+    (wanted,) = torch.autograd.grad(soft, output, inner)
+    torch.testing.assert_close(task.score_gradient(soft, inner, schema), wanted)

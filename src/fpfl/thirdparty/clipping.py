@@ -30,8 +30,8 @@ class Rows(Protocol):
         """Every row's norm over the named blocks."""
         ...
 
-    def total(self, name: str, scale: Tensor) -> Tensor:
-        """Σ_k scale_k · (the named block of row k)."""
+    def totals(self, names: Collection[str], scale: Tensor) -> dict[str, Tensor]:
+        """Σ_k scale_k · (each named block of row k)."""
         ...
 
     def without(self, bad: Tensor) -> Rows:
@@ -73,9 +73,9 @@ class DenseRows:
         norms: Tensor = torch.linalg.vector_norm(torch.stack(parts), order, dim=0)
         return norms
 
-    def total(self, name: str, scale: Tensor) -> Tensor:
+    def totals(self, names: Collection[str], scale: Tensor) -> dict[str, Tensor]:
         """See `Rows`."""
-        return scale @ self.rows[:, self.places[name]]
+        return {name: scale @ self.rows[:, self.places[name]] for name in names}
 
     def without(self, bad: Tensor) -> DenseRows:
         """See `Rows`."""
@@ -106,11 +106,13 @@ def clip_rules(blocks: Sequence[Block], names: dict[str, slice]) -> tuple[ClipRu
 
 def scales(rows: Rows, rules: Sequence[ClipRule]) -> tuple[list[Tensor], Tensor]:
     """Each rule's min(1, C/‖·‖) for every row, and which rows have a norm that is not finite."""
-    norms = torch.stack([rows.norms(rule.parts, rule.order) for rule in rules])
-    bounds = norms.new_tensor([[rule.bound] for rule in rules])
-    scale = (bounds / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1.0)
-    bad = ~norms.isfinite().all(dim=0)
-    return list(scale.masked_fill(bad, 0.0)), bad
+    norms = [rows.norms(rule.parts, rule.order) for rule in rules]
+    tiny = torch.finfo(norms[0].dtype).tiny
+    scale = [
+        (rule.bound / each.clamp(min=tiny)).clamp_(max=1.0)
+        for rule, each in zip(rules, norms, strict=True)
+    ]
+    return scale, ~sum(norms[1:], norms[0]).isfinite()
 
 
 def clip(rows: DenseRows, rules: Sequence[ClipRule]) -> Tensor:
@@ -119,7 +121,7 @@ def clip(rows: DenseRows, rules: Sequence[ClipRule]) -> Tensor:
     clipped = rows.without(bad).rows.clone()
     for rule, each in zip(rules, scale, strict=True):
         for place in rule.places:
-            clipped[:, place] *= each.unsqueeze(1)
+            clipped[:, place] *= each.masked_fill(bad, 0.0).unsqueeze(1)
     return clipped
 
 
@@ -129,12 +131,17 @@ def clipped_sum(rows: Rows, rules: Sequence[ClipRule]) -> Tensor:
     A user whose numbers are not finite sends zero: an error would tell that it was there.
     """
     scale, bad = scales(rows, rules)
-    if bool(bad.any()):
-        rows = rows.without(bad)
+    total = _scaled_sum(rows, rules, scale)
+    if not bool(bad.any()):  # asked last: on a GPU the answer has to be waited for
+        return total
+    return _scaled_sum(rows.without(bad), rules, [s.masked_fill(bad, 0.0) for s in scale])
+
+
+def _scaled_sum(rows: Rows, rules: Sequence[ClipRule], scale: list[Tensor]) -> Tensor:
     total = scale[0].new_empty(max(int(place.stop) for rule in rules for place in rule.places))
     for rule, each in zip(rules, scale, strict=True):
-        for name, place in rule.parts.items():
-            total[place] = rows.total(name, each)
+        for name, block in rows.totals(rule.parts, each).items():
+            total[rule.parts[name]] = block
     return total
 
 

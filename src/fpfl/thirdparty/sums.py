@@ -74,8 +74,8 @@ class ThirdParty:
             if self.rules:
                 total += clipped_sum(rows, self.rules)
                 continue
-            for name, place in self.places.items():
-                total[place] += rows.total(name, like.new_ones(len(rows)))
+            for name, block in rows.totals(self.places, like.new_ones(len(rows))).items():
+                total[self.places[name]] += block
         return total
 
     def noised(self, total: Tensor) -> Tensor:

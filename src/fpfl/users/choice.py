@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fpfl.users.flat import FlatModel
 from fpfl.users.layers import LayerError, Recorder
-from fpfl.users.packing import Ints, pack
+from fpfl.users.packing import Cells, Ints, pack
 from fpfl.users.passes import Batch, LayerPass, Objective, Pass, VmapPass, known_layers
 
 TOLERANCE = 1e-3
@@ -77,14 +77,18 @@ def made_up_batch(
         labels = low + (high - low) * torch.rand(n, generator=generator, dtype=real)
     else:
         labels = torch.randint(0, schema.classes, (n,), generator=generator)
-    packing = pack(np.arange(n), np.array(sizes), None, overhead=0.0)
+    counts = np.array(sizes)
+    packing = pack(Cells.of_users(np.cumsum(counts) - counts, counts), overhead=0.0)
+    samples, _, cell = packing.places(torch.device("cpu"))
     conditions = [rate.condition(labels).to(real) for rate in objective.rates]
     return Batch(
         packing,
+        samples,
         features,
         labels,
         torch.ones(n, dtype=real),
         torch.stack(conditions) if conditions else torch.zeros(0, n, dtype=real),
+        cell,
     )
 
 

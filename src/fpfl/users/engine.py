@@ -126,7 +126,7 @@ class CohortEngine:
                 output = self._evaluated(w, chunk.batch.features)
         with torch.no_grad():
             counts = self._counts(output.to(w.dtype), chunk)
-        return UserRows(self.layout, chunk.users, gradients, counts)
+        return UserRows(self.layout, chunk.users, gradients, counts, self._columns)
 
     @cached_property
     def stochastic(self) -> bool:
@@ -157,15 +157,16 @@ class CohortEngine:
             self.costs,
             self.memory,
             self.samples_per_user,
+            seeded=self.stochastic,
         )
 
     def _gradients(self, w: Tensor, chunk: Chunk) -> tuple[Gradients, Tensor]:
         batch = chunk.batch
         if chunk.factored and isinstance(self._pass, LayerPass):
             factors, weights, output = self._pass.factors(w, batch)
-            owner = torch.from_numpy(batch.packing.cell).to(w.device)
+
             return FactoredGradients(
-                factors, weights, chunk.member, owner, batch.packing.buckets, len(chunk.users),
+                factors, weights, chunk.member, batch.cell, batch.packing.buckets, len(chunk.users),
                 self.model.size,
             ), output  # fmt: skip
         gradients, output = self._pass(w, batch)
@@ -173,34 +174,51 @@ class CohortEngine:
             gradients, chunk.owner, chunk.member, len(chunk.users), self.layout.partition
         ), output
 
-    def _counts(self, output: Tensor, chunk: Chunk) -> dict[str, Tensor]:
+    def _counts(self, output: Tensor, chunk: Chunk) -> Tensor:
         """The blocks of v that count: sums over samples of cells, then of users and groups."""
         schema, batch = self.data.schema, chunk.batch
         predicted = task.predictions(output, schema)
         right = task.performance(output, batch.labels, schema).to(output.dtype) * batch.real
         rates = self.constraint.rates if self.constraint else ()
-        f = [
+        r, split = len(rates), self.basis == "split"
+        values = [
             rate.evaluate(predicted, batch.labels).to(output.dtype) * condition
             for rate, condition in zip(rates, batch.conditions, strict=True)
         ]
-        values = torch.stack([*f, *batch.conditions, right, batch.real - right], dim=1)
-        cell = torch.from_numpy(batch.packing.cell).to(output.device)
-        r, units = len(rates), len(chunk.owner)
-        cells = values.new_zeros(units, values.shape[1]).index_add_(0, cell, values)
-        users = _by_user(cells, chunk)
-        counts: dict[str, Tensor] = {}
-        if rates:
-            if chunk.factored:  # cells are users: samples have the groups
-                pairs = values[:, : 2 * r].unsqueeze(2) * chunk.member.unsqueeze(1)
-                pairs = pairs.new_zeros(units, *pairs.shape[1:]).index_add_(0, cell, pairs)
-            else:
-                pairs = _by_user(cells[:, : 2 * r].unsqueeze(2) * chunk.member.unsqueeze(1), chunk)
-            counts |= {"F": pairs[:, :r], "n": pairs[:, r:]}
-            if not self.layout.partition:
-                counts |= {"overall_F": users[:, :r], "overall_n": users[:, r : 2 * r]}
+        values += [c - f if split else c for f, c in zip(values, batch.conditions, strict=True)]
+        rows = torch.stack([*values, right, batch.real - right], dim=1)
+        if chunk.factored:  # cells are users: samples have the groups
+            cells = _added(self._spread(rows, chunk.member, r), batch.cell, len(chunk.users))
+        else:
+            cells = _added(rows, batch.cell, len(chunk.owner))
+            cells = self._spread(cells, chunk.member, r)
+        if batch.packing.one_cell_each:
+            return cells
+        return _added(cells, chunk.owner, len(chunk.users))
+
+    def _spread(self, values: Tensor, member: Tensor, rates: int) -> Tensor:
+        """Columns [F_r, n'_r, hits, misses] of cells or samples as the columns of v's counts."""
+        if not rates:
+            return values if self.selection else values[:, :0]
+        by_group = (values[:, : 2 * rates].unsqueeze(2) * member.unsqueeze(1)).flatten(1)
+        blocks = [by_group]
+        if not self.layout.partition:
+            blocks.append(values[:, : 2 * rates])
         if self.selection:
-            counts |= {"hits": users[:, -2:-1], "misses": users[:, -1:]}
-        return self.layout.in_basis(counts)
+            blocks.append(values[:, 2 * rates :])
+        return torch.cat(blocks, dim=1)
+
+    @cached_property
+    def _columns(self) -> dict[str, slice]:
+        """Where the counts of v stand in the matrix of counts."""
+        columns: dict[str, slice] = {}
+        start = 0
+        for name in ("F", "n", "overall_F", "overall_n", "hits", "misses"):
+            if name in self.layout.shapes:
+                stop = start + torch.Size(self.layout.shapes[name]).numel()
+                columns[name] = slice(start, stop)
+                start = stop
+        return columns
 
     def _evaluated(self, w: Tensor, features: Tensor) -> Tensor:
         """The outputs in evaluation mode."""
@@ -213,10 +231,8 @@ class CohortEngine:
             module.train()
 
 
-def _by_user(cells: Tensor, chunk: Chunk) -> Tensor:
-    if chunk.batch.packing.one_cell_each:
-        return cells
-    return cells.new_zeros(len(chunk.users), *cells.shape[1:]).index_add_(0, chunk.owner, cells)
+def _added(rows: Tensor, owner: Tensor, owners: int) -> Tensor:
+    return rows.new_zeros(owners, rows.shape[1]).index_add_(0, owner, rows)
 
 
 @contextmanager

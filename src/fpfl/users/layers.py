@@ -28,10 +28,14 @@ from fpfl.users.packing import Bucket
 
 @dataclass
 class Call:
-    """One use of a layer in a pass: its input, and the output's gradient for every seed."""
+    """One use of a layer in a pass: its input, and the output's gradient for every seed.
+
+    ``seen`` is the input as the parameters saw it, where that takes work to find out.
+    """
 
     x: Tensor
     g: list[Tensor] = field(default_factory=list)
+    seen: Tensor | None = None
 
 
 class LayerError(Exception):
@@ -81,20 +85,16 @@ class Recorder(ABC):
         return x
 
     @abstractmethod
-    def output(self, x: Tensor) -> Tensor:
+    def output(self, call: Call, x: Tensor) -> Tensor:
         """The layer's output."""
 
     @abstractmethod
-    def input_gradient(self, x: Tensor, g: Tensor) -> Tensor | None:
+    def input_gradient(self, call: Call, g: Tensor) -> Tensor | None:
         """The gradient with respect to the input."""
 
     @abstractmethod
-    def factors(self, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        """x and g as (N, positions, features): one row for every place the weight was used."""
-
-    def factor_bytes(self, call: Call) -> int:
-        """What the factors take."""
-        return sum(each.nbytes for each in self.factors(call.x, call.g[0]))
+    def inputs(self, call: Call) -> Tensor:
+        """x as (N, positions, features): one row for every place where the weight was used."""
 
     def parts(self, call: Call) -> list[tuple[Tensor | None, Tensor, slice]] | None:
         """Each parameter's (x, g, place) for a product g xᵀ per sample, x None where it is 1.
@@ -105,10 +105,13 @@ class Recorder(ABC):
         return None
 
     @abstractmethod
-    def write(self, x: Tensor, g: Tensor, bucket: Bucket, out: Tensor, *, add: bool) -> None:
-        """Write the gradients of a bucket's cells to their places in ``out`` (units, p).
+    def write(
+        self, call: Call, seeds: list[Tensor], bucket: Bucket, out: Tensor, *, add: bool
+    ) -> None:
+        """Write the gradients of a bucket's cells to their places in ``out`` (units, seeds, p).
 
-        ``add`` to what is there: for a layer that the model uses several times.
+        ``seeds`` are the output's gradients; ``add`` to what is there, for a layer that the model
+        uses several times.
         """
 
 
@@ -121,14 +124,14 @@ class _Recorded(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor, recorder: Recorder, call: Call) -> Tensor:
         ctx.recorder, ctx.call = recorder, call
-        output = recorder.output(x)
+        output = recorder.output(call, x)
         # What comes next may write in place, which torch forbids on a view from in here.
         return output.clone() if output._is_view() or output is x else output
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, None, None, None]:
         ctx.call.g.append(g)
-        dx = ctx.recorder.input_gradient(ctx.call.x, g) if ctx.needs_input_grad[0] else None
+        dx = ctx.recorder.input_gradient(ctx.call, g) if ctx.needs_input_grad[0] else None
         return dx, None, None, None
 
 
@@ -142,18 +145,43 @@ def _put(place: Tensor, value: Tensor, add: bool) -> None:
 class _Product(Recorder):
     """Layers with y = W x + b at every position."""
 
-    def write(self, x: Tensor, g: Tensor, bucket: Bucket, out: Tensor, *, add: bool) -> None:
-        x, g = self.factors(x[bucket.rows], g[bucket.rows])
-        gradient = g.reshape(bucket.units, -1, g.shape[-1])
+    @abstractmethod
+    def by_position(self, g: Tensor) -> Tensor:
+        """An output's gradient as (N, positions, out)."""
+
+    def write(
+        self, call: Call, seeds: list[Tensor], bucket: Bucket, out: Tensor, *, add: bool
+    ) -> None:
+        x, units, count = self.inputs(call), bucket.units, len(seeds)
+        parts = [self.by_position(g[bucket.rows]) for g in seeds]
+        # Side by side: the inputs are read once for all seeds.
+        g = parts[0] if count == 1 else torch.cat(parts, dim=2)
+        width = g.shape[2] // count
         if "weight" in self.places:
-            inputs = x.reshape(bucket.units, -1, x.shape[-1])
-            place = out[:, self.places["weight"]].view(-1, g.shape[-1], x.shape[-1])
-            if g.dtype == out.dtype:
-                torch.baddbmm(place, gradient.transpose(1, 2), inputs, beta=int(add), out=place)
+            splits = _splits(bucket, g.device)
+            rows = x[bucket.rows].to(g.dtype).reshape(units * splits, -1, x.shape[2])
+            columns = g.reshape(units * splits, -1, g.shape[2]).transpose(1, 2)
+            place = out[:, :, self.places["weight"]]
+            if count == splits == 1 and g.dtype == out.dtype:
+                place = place.view(units, width, x.shape[2])
+                torch.baddbmm(place, columns, rows, beta=int(add), out=place)
             else:
-                _put(place, torch.bmm(gradient.transpose(1, 2), inputs), add)
+                product = torch.bmm(columns, rows)
+                if splits > 1:
+                    product = product.reshape(units, splits, *product.shape[1:]).sum(dim=1)
+                _put(place, product.reshape(units, count, -1), add)
         if "bias" in self.places:
-            _put(out[:, self.places["bias"]], gradient.sum(dim=1), add)
+            total = g.reshape(units, -1, g.shape[2]).sum(dim=1).reshape(units, count, width)
+            _put(out[:, :, self.places["bias"]], total, add)
+
+
+def _splits(bucket: Bucket, device: torch.device) -> int:
+    """In how many parts to add up a cell's rows: a GPU needs more products than a few cells are."""
+    splits = 1
+    if device.type == "cuda":
+        while bucket.units * splits < 512 and bucket.size % (2 * splits) == 0:
+            splits *= 2
+    return splits
 
 
 class LinearRecorder(_Product):
@@ -168,15 +196,18 @@ class LinearRecorder(_Product):
         inputs = {"weight": call.x, "bias": None}
         return [(inputs[name], g, place) for name, place in self.places.items()]
 
-    def output(self, x: Tensor) -> Tensor:
+    def output(self, call: Call, x: Tensor) -> Tensor:
         return functional.linear(x, self.layer.weight, self.layer.bias)
 
-    def input_gradient(self, x: Tensor, g: Tensor) -> Tensor:
+    def input_gradient(self, call: Call, g: Tensor) -> Tensor:
         weight: Tensor = self.layer.weight
         return g @ weight.to(g.dtype)
 
-    def factors(self, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        return x.reshape(len(x), -1, x.shape[-1]).to(g.dtype), g.reshape(len(g), -1, g.shape[-1])
+    def inputs(self, call: Call) -> Tensor:
+        return call.x.reshape(len(call.x), -1, call.x.shape[-1])
+
+    def by_position(self, g: Tensor) -> Tensor:
+        return g.reshape(len(g), -1, g.shape[-1])
 
 
 class ConvRecorder(_Product):
@@ -193,24 +224,38 @@ class ConvRecorder(_Product):
             and not isinstance(layer.padding, str)
         )
 
-    def output(self, x: Tensor) -> Tensor:
+    def output(self, call: Call, x: Tensor) -> Tensor:
         layer = self.layer
-        output: Tensor = layer._conv_forward(x, layer.weight, layer.bias)
-        return output
+        if x.device.type != "cuda":
+            output: Tensor = layer._conv_forward(x, layer.weight, layer.bias)
+            return output
+        # The patches are needed for the gradients anyway, and a product with them is faster than
+        # cuDNN's convolution.
+        call.seen, shape = self.patches(x)
+        output = functional.linear(call.seen, layer.weight.flatten(1), layer.bias)
+        return output.transpose(1, 2).reshape(len(x), -1, *shape)
 
-    def input_gradient(self, x: Tensor, g: Tensor) -> Tensor:
+    def input_gradient(self, call: Call, g: Tensor) -> Tensor:
         layer = self.layer
         dx: Tensor = torch.ops.aten.convolution_backward(
-            g, x.to(g.dtype), layer.weight.to(g.dtype), None, layer.stride, layer.padding,
+            g, call.x.to(g.dtype), layer.weight.to(g.dtype), None, layer.stride, layer.padding,
             layer.dilation, False, [0] * len(layer.stride), 1, (True, False, False),
         )[0]  # fmt: skip
         return dx
 
-    def factors(self, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        return self.patches(x.to(g.dtype)), g.flatten(2).transpose(1, 2)
+    def inputs(self, call: Call) -> Tensor:
+        if call.seen is None:
+            call.seen, _ = self.patches(call.x)
+        return call.seen
 
-    def patches(self, x: Tensor) -> Tensor:
-        """What the kernel saw: (N, positions, channels · kernel), in the weight's order."""
+    def by_position(self, g: Tensor) -> Tensor:
+        return g.flatten(2).transpose(1, 2)
+
+    def patches(self, x: Tensor) -> tuple[Tensor, torch.Size]:
+        """What the kernel saw, (N, positions, channels · kernel) in the weight's order.
+
+        Also the shape of the positions.
+        """
         layer = self.layer
         around = [each for pad in reversed(layer.padding) for each in (pad, pad)]
         if any(around):
@@ -220,9 +265,10 @@ class ConvRecorder(_Product):
             zip(layer.kernel_size, layer.stride, layer.dilation, strict=True), start=2
         ):
             x = x.unfold(dim, dilation * (kernel - 1) + 1, stride)[..., ::dilation]
+        shape = x.shape[2 : 2 + dims]
         # (N, C, positions..., kernel...) -> (N, positions..., C, kernel...)
         x = x.permute(0, *range(2, 2 + dims), 1, *range(2 + dims, 2 + 2 * dims))
-        return x.reshape(len(x), int(torch.tensor(x.shape[1 : 1 + dims]).prod()), -1)
+        return x.reshape(len(x), shape.numel(), -1), shape
 
 
 class ScaleRecorder(Recorder):
@@ -249,27 +295,32 @@ class ScaleRecorder(Recorder):
             parameter = parameter.reshape(-1, *[1] * (x.ndim - 2))
         return parameter.to(x.dtype)
 
-    def output(self, x: Tensor) -> Tensor:
+    def output(self, call: Call, x: Tensor) -> Tensor:
         if self.layer.weight is not None:
             x = x * self._fit(self.layer.weight, x)
         return x if self.layer.bias is None else x + self._fit(self.layer.bias, x)
 
-    def input_gradient(self, x: Tensor, g: Tensor) -> Tensor:
+    def input_gradient(self, call: Call, g: Tensor) -> Tensor:
         return g if self.layer.weight is None else g * self._fit(self.layer.weight, g)
 
-    def factors(self, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        if isinstance(self.layer, nn.GroupNorm):
-            shape = (len(x), x.shape[1], -1)
-            return x.reshape(shape).transpose(1, 2), g.reshape(shape).transpose(1, 2)
-        shape = (len(x), -1, self.layer.weight.numel())
-        return x.reshape(shape), g.reshape(shape)
+    def inputs(self, call: Call) -> Tensor:
+        return self._by_position(call.x)
 
-    def write(self, x: Tensor, g: Tensor, bucket: Bucket, out: Tensor, *, add: bool) -> None:
-        x, g = self.factors(x[bucket.rows], g[bucket.rows])
-        for name, rows in (("weight", x * g), ("bias", g)):
-            if name in self.places:
+    def _by_position(self, x: Tensor) -> Tensor:
+        if isinstance(self.layer, nn.GroupNorm):
+            return x.reshape(len(x), x.shape[1], -1).transpose(1, 2)
+        return x.reshape(len(x), -1, self.layer.weight.numel())
+
+    def write(
+        self, call: Call, seeds: list[Tensor], bucket: Bucket, out: Tensor, *, add: bool
+    ) -> None:
+        x = self.inputs(call)[bucket.rows]
+        for m, seed in enumerate(seeds):
+            g = self._by_position(seed[bucket.rows])
+            for name, place in self.places.items():
+                rows = x * g if name == "weight" else g
                 cells = rows.reshape(bucket.units, -1, rows.shape[-1])
-                _put(out[:, self.places[name]], cells.sum(dim=1), add)
+                _put(out[:, m, place], cells.sum(dim=1), add)
 
 
 class EmbeddingRecorder(Recorder):
@@ -283,25 +334,29 @@ class EmbeddingRecorder(Recorder):
             layer.sparse or layer.scale_grad_by_freq or layer.max_norm is not None
         )
 
-    def output(self, x: Tensor) -> Tensor:
+    def output(self, call: Call, x: Tensor) -> Tensor:
         return functional.embedding(x, self.layer.weight)
 
-    def input_gradient(self, x: Tensor, g: Tensor) -> None:
+    def input_gradient(self, call: Call, g: Tensor) -> None:
         return None
 
-    def factors(self, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        return x, g
+    def inputs(self, call: Call) -> Tensor:
+        return call.x
 
-    def write(self, x: Tensor, g: Tensor, bucket: Bucket, out: Tensor, *, add: bool) -> None:
+    def write(
+        self, call: Call, seeds: list[Tensor], bucket: Bucket, out: Tensor, *, add: bool
+    ) -> None:
         layer = self.layer
-        ids = x[bucket.rows].reshape(bucket.units, -1)
-        rows = g[bucket.rows].reshape(-1, layer.embedding_dim)
-        if layer.padding_idx is not None:
-            rows = rows * (ids.reshape(-1, 1) != layer.padding_idx)
+        ids = call.x[bucket.rows].reshape(bucket.units, -1)
         unit = torch.arange(bucket.units, device=ids.device).unsqueeze(1)
-        total = rows.new_zeros(bucket.units * layer.num_embeddings, layer.embedding_dim)
-        total.index_add_(0, (ids + unit * layer.num_embeddings).reshape(-1), rows)
-        _put(out[:, self.places["weight"]], total.reshape(bucket.units, -1), add)
+        place = (ids + unit * layer.num_embeddings).reshape(-1)
+        for m, seed in enumerate(seeds):
+            rows = seed[bucket.rows].reshape(-1, layer.embedding_dim)
+            if layer.padding_idx is not None:
+                rows = rows * (ids.reshape(-1, 1) != layer.padding_idx)
+            total = rows.new_zeros(bucket.units * layer.num_embeddings, layer.embedding_dim)
+            total.index_add_(0, place, rows)
+            _put(out[:, m, self.places["weight"]], total.reshape(bucket.units, -1), add)
 
 
 RECORDERS: tuple[type[Recorder], ...] = (

@@ -75,15 +75,6 @@ class Layout:
         """The length of v."""
         return sum(torch.Size(shape).numel() for shape in self.shapes.values())
 
-    def in_basis(self, counts: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Write counts (F, n') in this layout's basis."""
-        if self.basis == "paper":
-            return counts
-        return {
-            name: block - counts[name.replace("n", "F")] if name in ("n", "overall_n") else block
-            for name, block in counts.items()
-        }
-
     def totals(
         self, v: Tensor, normaliser: float, smallest_count: float = SMALLEST_COUNT
     ) -> Totals:

@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 Ints = NDArray[np.int64]
 
@@ -45,77 +47,83 @@ class Bucket:
 
 
 @dataclass(frozen=True)
-class Packing:
-    """A batch of N rows with U cells of B users.
+class Cells:
+    """U cells of B users, as runs in a list of samples.
 
-    ``samples`` (N,) is the sample in each row and ``real`` (N,) whether it is one or padding;
-    ``cell`` (N,) is the row's cell, ``owner`` (U,) the cell's user among the B, ``pattern`` (U,)
-    the code of its groups.
+    ``starts`` and ``sizes`` (U,) are the runs, ``owner`` (U,) is each cell's user among the B.
     """
 
-    samples: Ints
-    real: NDArray[np.bool_]
-    cell: Ints
+    starts: Ints
+    sizes: Ints
     owner: Ints
-    pattern: Ints
+    users: int
+
+    @classmethod
+    def of_users(cls, starts: Ints, sizes: Ints) -> Cells:
+        """Whole users as cells."""
+        return cls(starts, sizes, np.arange(len(sizes)), len(sizes))
+
+
+def cells_by_pattern(owner: Ints, patterns: Ints) -> tuple[Ints | None, Ints, Ints, Ints]:
+    """Cut samples, one user after the other, into cells of equal patterns.
+
+    Returns the order that brings a user's samples of a pattern together (None where they are),
+    and every cell's start, size and owner.
+    """
+    width = int(patterns.max(initial=0)) + 1
+    key = owner * width + patterns
+    order = None
+    if bool((key[1:] < key[:-1]).any()):
+        order = np.argsort(key, kind="stable")
+        key = key[order]
+    starts = np.flatnonzero(np.diff(key, prepend=-1))
+    return order, starts, np.diff(starts, append=len(key)), key[starts] // width
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Cells in the order of their sizes, cut into buckets; N rows, with padding."""
+
+    starts: Ints
+    sizes: Ints
+    padded: Ints
+    owner: Ints
     users: int
     buckets: tuple[Bucket, ...]
 
     @property
-    def padded(self) -> bool:
-        """Whether any row is padding."""
-        return len(self.samples) != int(np.count_nonzero(self.real))
+    def rows(self) -> int:
+        """N."""
+        last = self.buckets[-1]
+        return last.start + last.units * last.size
 
     @property
     def one_cell_each(self) -> bool:
         """Whether every user has exactly one cell."""
         return len(self.owner) == self.users
 
+    def first_rows(self) -> Ints:
+        """The first row of every cell."""
+        return np.cumsum(self.padded) - self.padded
 
-def pack(samples: Ints, sizes: Ints, patterns: Ints | None, overhead: float) -> Packing:
-    """Pack users' samples.
+    def places(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """Every row's place in the list of samples, whether it is one or padding, and its cell."""
+        table = np.stack([self.starts, self.sizes, self.first_rows(), self.padded])
+        starts, sizes, first, padded = torch.from_numpy(table).to(device)
+        cell = torch.repeat_interleave(padded, output_size=self.rows)
+        within = torch.arange(self.rows, device=device) - first.index_select(0, cell)
+        real = within < sizes.index_select(0, cell)
+        # Padding repeats the cell's own first sample: somebody else's could leak through a model
+        # that makes NaN of it.
+        return starts.index_select(0, cell) + within * real, real, cell
 
-    Parameters
-    ----------
-    samples
-        The users' samples, one user after the other.
-    sizes
-        How many of them each user has, at least one.
-    patterns
-        Each sample's code of the groups it is in; None without a constraint.
-    overhead
-        What one more bucket costs, in rows.
-    """
-    users = len(sizes)
-    owner = np.arange(users)
-    if patterns is None:
-        pattern = np.zeros(users, dtype=np.int64)
-        starts = np.cumsum(sizes) - sizes
-    else:
-        samples, starts, sizes, owner, pattern = _cells(samples, sizes, patterns)
-    order = np.argsort(sizes, kind="stable")
-    sizes, starts = sizes[order], starts[order]
+
+def pack(cells: Cells, overhead: float) -> Packing:
+    """Pack cells, one more bucket costing ``overhead`` rows."""
+    order = np.argsort(cells.sizes, kind="stable")
+    sizes = cells.sizes[order]
     padded, buckets = _buckets(sizes, overhead)
-    first_row = np.cumsum(padded) - padded
-    cell = np.repeat(np.arange(len(sizes)), padded)
-    within = np.arange(len(cell)) - first_row[cell]
-    real = within < sizes[cell]
-    # Padding repeats the cell's own first sample: somebody else's could leak through a model that
-    # makes NaN of it.
-    rows = samples[starts[cell] + np.where(real, within, 0)]
-    return Packing(rows, real, cell, owner[order], pattern[order], users, buckets)
-
-
-def _cells(samples: Ints, sizes: Ints, patterns: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-    """Sort each user's samples by pattern: samples, then every cell's start, size, user, code."""
-    key = np.repeat(np.arange(len(sizes)), sizes) * (int(patterns.max(initial=0)) + 1) + patterns
-    if bool((key[1:] < key[:-1]).any()):
-        order = np.argsort(key, kind="stable")
-        key, samples = key[order], samples[order]
-    starts = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]]))
-    counts = np.diff(np.append(starts, len(key)))
-    owner, pattern = np.divmod(key[starts], int(patterns.max(initial=0)) + 1)
-    return samples, starts, counts, owner, pattern
+    return Packing(cells.starts[order], sizes, padded, cells.owner[order], cells.users, buckets)
 
 
 def _buckets(sizes: Ints, overhead: float) -> tuple[Ints, tuple[Bucket, ...]]:
@@ -159,6 +167,9 @@ def chunks(sizes: Ints, per_row: float, per_user: float, memory: float) -> Itera
         return
     cost = np.cumsum(sizes * per_row + per_user)
     parts = int(np.ceil(cost[-1] / memory))
+    if parts == 1:
+        yield slice(0, len(sizes))
+        return
     bounds = np.searchsorted(cost, cost[-1] * np.arange(1, parts) / parts)
     edges = np.unique(np.concatenate([[0], bounds, [len(sizes)]]))
     for start, stop in pairwise(edges.tolist()):

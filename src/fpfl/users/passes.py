@@ -32,15 +32,17 @@ class Batch:
     """A packed batch's tensors: N rows, and R conditions as numbers, 0 for padding."""
 
     packing: Packing
+    samples: Tensor  # (N,)
     features: Tensor  # (N, ...)
     labels: Tensor  # (N,)
     real: Tensor  # (N,)
     conditions: Tensor  # (R, N)
+    cell: Tensor  # (N,)
 
     def to(self, device: torch.device) -> Batch:
         """The same on another device."""
-        tensors = (self.features, self.labels, self.real, self.conditions)
-        return Batch(self.packing, *(each.to(device) for each in tensors))
+        tensors = (self.features, self.labels, self.real, self.conditions, self.cell)
+        return Batch(self.packing, self.samples, *(each.to(device) for each in tensors))
 
 
 @dataclass(frozen=True)
@@ -66,16 +68,30 @@ class Objective:
             ]
         return torch.stack(parts)
 
-    def seeds(self, output: Tensor, batch: Batch) -> list[Tensor]:
-        """∂L_i/∂o_i and ∂F_{r,i}/∂o_i for every sample's output o_i."""
-        with torch.enable_grad():
-            leaf = output.detach().requires_grad_()
-            sums = self.sums(leaf, batch.labels, batch.real, batch.conditions)
-            last = len(sums) - 1
-            return [
-                torch.autograd.grad(each, leaf, retain_graph=m < last)[0]
-                for m, each in enumerate(sums)
-            ]
+    def seeds(self, output: Tensor, batch: Batch) -> Tensor:
+        """∂L_i/∂o_i and ∂F_{r,i}/∂o_i for every sample's output o_i, of shape (1 + R, N, ...)."""
+        output = output.detach()
+        shape = (-1, *[1] * (output.ndim - 1))
+        loss = task.loss_gradient(output, batch.labels, self.schema) * batch.real.reshape(shape)
+        if not self.rates:
+            return loss.unsqueeze(0)
+        soft = task.scores(output, self.schema)
+        seeds = [loss]
+        for rate, condition in zip(self.rates, batch.conditions, strict=True):
+            gradient = _gradient(rate, soft, batch.labels)
+            gradient = task.score_gradient(soft, gradient, self.schema)
+            seeds.append(gradient * condition.reshape(shape))
+        return torch.stack(seeds)
+
+
+def _gradient(rate: Rate, soft: Tensor, labels: Tensor) -> Tensor:
+    """∂f/∂s of a rate's stand-in for every sample's scores s."""
+    with torch.enable_grad():
+        leaf = soft.detach().requires_grad_()
+        value = rate.standin(leaf, labels)
+        if not value.requires_grad:  # it does not depend on the scores
+            return torch.zeros_like(leaf)
+        return torch.autograd.grad(value, leaf, torch.ones_like(value))[0]
 
 
 class Pass(Protocol):
@@ -188,7 +204,7 @@ class LayerPass:
             recorder.calls.clear()
         if weights is None:
             return factors, batch.real.expand(self.objective.count, -1), output
-        return factors, torch.stack(weights), output
+        return factors, weights, output
 
     @property
     def factorable(self) -> bool:
@@ -198,7 +214,7 @@ class LayerPass:
             for r in self.recorders
         )
 
-    def record(self, w: Tensor, batch: Batch) -> tuple[Tensor, list[Tensor] | None]:
+    def record(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Run forward and backward; the layers remember. Returns the outputs.
 
         A model with one output o has ∂L_i/∂w = (∂L_i/∂o_i) ∂o_i/∂w: one backward pass for o_i
@@ -224,29 +240,27 @@ class LayerPass:
         self.record(w, row)
         calls = [(r, call) for r in self.recorders for call in r.calls if call.g]
         kept = sum(call.x.nbytes + sum(g.nbytes for g in call.g) for _, call in calls)
-        # One layer's patches at a time, and the copies that a product makes of them.
-        largest = max((2 * r.factor_bytes(call) for r, call in calls), default=0)
-        return row.features.nbytes + activations + kept + largest
+        # What the layers saw, and the copies that a product makes of it, one layer at a time.
+        seen = [r.inputs(call).nbytes for r, call in calls]
+        return row.features.nbytes + activations + kept + sum(seen) + max(seen, default=0)
 
     def _back(self, raw: Tensor, seed: Tensor, *, retain: bool) -> None:
         torch.autograd.grad(raw, self.anchor, seed, retain_graph=retain, allow_unused=True)
 
     def _write(
-        self, recorder: Recorder, weights: list[Tensor] | None, batch: Batch, gradients: Tensor
+        self, recorder: Recorder, weights: Tensor | None, batch: Batch, gradients: Tensor
     ) -> None:
         calls = [call for call in recorder.calls if call.g]
         if not calls:
             for place in recorder.places.values():
                 gradients[:, :, place] = 0.0  # the output does not depend on this layer
         for number, call in enumerate(calls):
-            for m in range(self.objective.count):
-                if weights is None:
-                    g = call.g[m]
-                else:
-                    shape = (-1, *[1] * (call.g[0].ndim - 1))
-                    g = call.g[0] * weights[m].reshape(shape).to(call.g[0].dtype)
-                for bucket in batch.packing.buckets:
-                    recorder.write(call.x, g, bucket, gradients[bucket.cells, m], add=number > 0)
+            seeds = call.g
+            if weights is not None:
+                shape = (-1, *[1] * (call.g[0].ndim - 1))
+                seeds = [call.g[0] * each.reshape(shape).to(call.g[0].dtype) for each in weights]
+            for bucket in batch.packing.buckets:
+                recorder.write(call, seeds, bucket, gradients[bucket.cells], add=number > 0)
 
 
 def known_layers(module: nn.Module) -> dict[str, type[Recorder]] | str:

@@ -20,7 +20,7 @@ from fpfl.fairness.groups import Groups
 from fpfl.fairness.rates import Rate
 from fpfl.randomness import hashed
 from fpfl.users.choice import Costs
-from fpfl.users.packing import Ints, chunks, pack, pieces
+from fpfl.users.packing import Cells, Ints, cells_by_pattern, chunks, pack, pieces
 from fpfl.users.passes import Batch
 
 
@@ -72,6 +72,8 @@ class Reader:
         Bytes that a chunk may take.
     samples_per_user
         The most samples of a user to read; all of them when it is None.
+    seeded
+        Whether chunks need seeds, for dropout.
     """
 
     data: FederatedDataset
@@ -81,6 +83,7 @@ class Reader:
     costs: Costs
     memory: int
     samples_per_user: int | None
+    seeded: bool = False
 
     def chunks(self, users: Ints, key: int, numbers: range, shares: int) -> Iterator[Chunk]:
         """Read the given shares of a cohort; see `CohortEngine.statistics`."""
@@ -90,90 +93,111 @@ class Reader:
         for number in numbers:
             # Dealt out one by one in the order of their sizes, every share gets the same of all.
             mine = order[number::shares]
-            yield from self._share(users[mine], starts[mine], sizes[mine], key, number)
+            if len(mine):
+                seed = hashed(key, number) if self.seeded else 0
+                yield from self._share(users[mine], starts[mine], sizes[mine], key, seed)
 
     def _share(
-        self, users: Ints, starts: Ints, sizes: Ints, key: int, number: int
+        self, users: Ints, starts: Ints, sizes: Ints, key: int, seed: int
     ) -> Iterator[Chunk]:
+        """Read users, sorted by size, in chunks."""
         per_row, per_user, memory = self.costs.row_bytes, self.costs.user_bytes, self.memory
         used = sizes
         if self.samples_per_user is not None:
             used = np.minimum(sizes, self.samples_per_user)
         large = int(np.searchsorted(used, (memory - per_user) / per_row, side="right"))
         factored = self.costs.factored(used[:large])
-        seed = hashed(key, number)
         for part in chunks(used[:large], per_row, 0.0 if factored else per_user, memory):
-            samples = self._samples(users[part], starts[part], sizes[part], key)
-            yield self._chunk(
-                users[part], samples, used[part], hashed(seed, part.start), factored=factored
-            )
+            source = self._source(users[part], starts[part], sizes[part], key, cut=not factored)
+            own = hashed(seed, part.start) if self.seeded else 0
+            yield self._chunk(users[part], *source, own, factored=factored)
         for k in range(large, len(users)):
             one = slice(k, k + 1)
-            samples = self._samples(users[one], starts[one], sizes[one], key)
+            samples, _ = self._samples(users[one], starts[one], sizes[one], key)
             cuts = pieces(len(samples), per_row, per_user, memory)
             for cut in cuts:
-                size = np.array([cut.stop - cut.start])
-                yield self._chunk(
-                    users[one], samples[cut], size, hashed(seed, k, cut.start),
-                    unfinished=cut is not cuts[-1],
-                )  # fmt: skip
+                owner = np.zeros(cut.stop - cut.start, dtype=np.int64)
+                source = self._cut(samples[cut], owner, users=1)
+                own = hashed(seed, k, cut.start) if self.seeded else 0
+                yield self._chunk(users[one], *source, own, unfinished=cut is not cuts[-1])
 
-    def _samples(self, users: Ints, starts: Ints, sizes: Ints, key: int) -> Ints:
-        """The sample numbers of the users, one after the other; of large ones a random part."""
+    def _source(
+        self, users: Ints, starts: Ints, sizes: Ints, key: int, *, cut: bool
+    ) -> tuple[Tensor | None, Cells]:
+        """The users' cells, as runs in a list of samples (None: in the population itself)."""
+        limited = self.samples_per_user is not None and int(sizes.max()) > self.samples_per_user
+        cut = cut and self.groups is not None
+        if not limited and not cut:
+            return None, Cells.of_users(starts, sizes)
+        if not limited and not self.data.lazy:
+            return self._table.order, self._table.cells(users)
+        samples, kept = self._samples(users, starts, sizes, key)
+        if cut:
+            return self._cut(samples, np.repeat(np.arange(len(users)), kept), users=len(users))
+        return torch.from_numpy(samples), Cells.of_users(np.cumsum(kept) - kept, kept)
+
+    def _samples(self, users: Ints, starts: Ints, sizes: Ints, key: int) -> tuple[Ints, Ints]:
+        """The sample numbers of the users, one after the other, and how many each user has.
+
+        Of large users a random part; a sample's ticket does not depend on who else is read.
+        """
         ends = np.cumsum(sizes)
         samples: Ints = np.arange(ends[-1]) + np.repeat(starts - (ends - sizes), sizes)
         limit = self.samples_per_user
         if limit is None or int(sizes.max()) <= limit:
-            return samples
-        # A sample's ticket does not depend on who else is computed here.
+            return samples, sizes
         owner = np.repeat(np.arange(len(users)), sizes)
         within = np.arange(ends[-1]) - (ends - sizes)[owner]
         order = np.lexsort((hashed(key, users[owner], within), owner))
-        picked: Ints = samples[np.sort(order[within < limit])]  # by owner: `within` is the rank
-        return picked
+        # Sorted by owner, so that `within` is the rank there too.
+        return samples[np.sort(order[within < limit])], np.minimum(sizes, limit)
+
+    def _cut(self, samples: Ints, owner: Ints, *, users: int) -> tuple[Tensor, Cells]:
+        """Cut users into cells, given their samples."""
+        if self.groups is None:
+            sizes = np.bincount(owner, minlength=users)
+            return torch.from_numpy(samples), Cells.of_users(np.cumsum(sizes) - sizes, sizes)
+        if self.data.lazy:
+            prefetch(self.data.attributes, samples)
+        patterns = self._patterns(self.data.attributes[torch.from_numpy(samples)])
+        order, starts, sizes, owner = cells_by_pattern(owner, patterns)
+        ordered = samples if order is None else samples[order]
+        return torch.from_numpy(ordered), Cells(starts, sizes, owner, users)
 
     def _chunk(
         self,
         users: Ints,
-        samples: Ints,
-        sizes: Ints,
+        source: Tensor | None,
+        cells: Cells,
         seed: int,
         *,
         factored: bool = False,
         unfinished: bool = False,
     ) -> Chunk:
-        patterns = None if factored else self._patterns(samples)
-        packed = pack(samples, sizes, patterns, self.costs.bucket_rows)
+        packed = pack(cells, self.costs.bucket_rows)
         if packed.one_cell_each:
             users = users[packed.owner]  # in the order of their cells
-        features, labels, attributes = self._gathered(packed.samples)
         device, dtype = self.like.device, self.like.dtype
-        real = torch.from_numpy(packed.real).to(device)
-        conditions = [(rate.condition(labels) & real).to(dtype) for rate in self.rates]
-        batch = Batch(
-            packed,
-            features,
-            labels,
-            real.to(dtype),
-            torch.stack(conditions) if conditions else self.like.new_zeros(0, len(real)),
-        )
-        if self.groups is None:
-            member = self.like.new_zeros(len(real) if factored else len(packed.owner), 0)
-        else:
-            if not factored:
-                first = np.flatnonzero(np.diff(packed.cell, prepend=-1))
-                attributes = attributes[torch.from_numpy(first).to(device)]
-            member = self.groups.membership(attributes).to(dtype)
+        samples, real, cell = packed.places(self.data.features.device)
+        if source is not None:
+            samples = source.to(samples.device).index_select(0, samples)
+        features, labels, marks = self._gathered(samples)
+        number, cell = real.to(device, dtype), cell.to(device)
+        rates = len(self.rates)
+        member = marks[:, rates:]
+        if not factored:
+            member = member[torch.from_numpy(packed.first_rows()).to(device)]
+        batch = Batch(packed, samples, features, labels, number, marks[:, :rates].T * number, cell)
         owner = torch.from_numpy(packed.owner).to(device)
         return Chunk(users, batch, owner, member, factored, unfinished, seed)
 
-    def _gathered(self, samples: Ints) -> tuple[Tensor, Tensor, Tensor]:
-        """Features, labels and attributes of samples, on the device."""
-        gathered = self.data.gather(samples)
-        if not self.data.lazy:
-            return gathered
-        features, labels, attributes = (self._moved(each) for each in gathered)
-        return features, labels, attributes
+    def _gathered(self, samples: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Features, labels and marks of samples, on the device."""
+        if self.data.lazy:
+            features, labels, attributes = map(self._moved, self.data.gather(samples))
+            return features, labels, self._marks_of(labels, attributes)
+        features = self.data.features.index_select(0, samples)
+        return features, self.data.labels[samples], self._marks.index_select(0, samples)
 
     def _moved(self, values: Tensor) -> Tensor:
         device = self.like.device
@@ -183,20 +207,31 @@ class Reader:
             return values.pin_memory().to(device, non_blocking=True)
         return values
 
-    def _patterns(self, samples: Ints) -> Ints | None:
-        """A code of the groups each sample is in; None without groups."""
+    @cached_property
+    def _marks(self) -> Tensor:
+        """The marks of all samples, where they are in memory."""
+        return self._marks_of(self.data.labels, self.data.attributes)
+
+    def _marks_of(self, labels: Tensor, attributes: Tensor) -> Tensor:
+        """Conditions met and groups belonged to, as numbers: (n, R + G)."""
         if self.groups is None:
-            return None
-        if self.data.lazy:
-            prefetch(self.data.attributes, samples)
-            return self._codes_of(self.data.attributes[torch.from_numpy(samples)])
-        return self._codes[samples]
+            return self.like.new_zeros(len(labels), 0)
+        conditions = [rate.condition(labels) for rate in self.rates]
+        member = self.groups.membership(attributes)
+        return torch.cat([torch.stack(conditions, dim=1), member], dim=1).to(self.like.dtype)
 
     @cached_property
-    def _codes(self) -> Ints:
-        return self._codes_of(self.data.attributes)
+    def _table(self) -> _CellTable:
+        """The cells of all users, where the population is in memory."""
+        sizes = np.diff(self.data.offsets.numpy())
+        owner = np.repeat(np.arange(len(sizes)), sizes)
+        order, starts, sizes, owner = cells_by_pattern(owner, self._patterns(self.data.attributes))
+        first = np.searchsorted(owner, np.arange(self.data.population + 1))
+        ordered = None if order is None else torch.from_numpy(order).to(self.data.features.device)
+        return _CellTable(ordered, starts, sizes, first)
 
-    def _codes_of(self, attributes: Tensor) -> Ints:
+    def _patterns(self, attributes: Tensor) -> Ints:
+        """A code of the groups each sample is in."""
         assert self.groups is not None  # whoever has none does not ask
         codes = np.zeros(len(attributes), dtype=np.int64)
         values = attributes.cpu().numpy()
@@ -205,3 +240,21 @@ class Reader:
             width = len(self.data.schema.attributes[column].values) + 1
             codes = codes * width + values[:, column] + 1
         return codes
+
+
+@dataclass(frozen=True)
+class _CellTable:
+    """Cells of a whole population: user k has the cells ``first[k]:first[k + 1]``."""
+
+    order: Tensor | None
+    starts: Ints
+    sizes: Ints
+    first: Ints
+
+    def cells(self, users: Ints) -> Cells:
+        """The cells of some users."""
+        counts = self.first[users + 1] - self.first[users]
+        ends = np.cumsum(counts)
+        which = np.arange(ends[-1]) + np.repeat(self.first[users] - (ends - counts), counts)
+        owner = np.repeat(np.arange(len(users)), counts)
+        return Cells(self.starts[which], self.sizes[which], owner, len(users))

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Protocol, Self
 
 import numpy as np
@@ -26,12 +27,12 @@ LOSS, GROUPS, OVERALL = GRADIENTS = ("loss_gradient", "F_gradient", "overall_F_g
 class Gradients(Protocol):
     """The gradients of B users: blocks of v by name."""
 
-    def norms(self, name: str) -> Tensor:
-        """The block's ℓ2 norm for every user, (B,)."""
+    def norms(self, names: Collection[str]) -> Tensor:
+        """Every user's ℓ2 norm over the blocks, (B,)."""
         ...
 
-    def total(self, name: str, scale: Tensor) -> Tensor:
-        """Σ_k scale_k · block^k, flat."""
+    def totals(self, names: Collection[str], scale: Tensor) -> dict[str, Tensor]:
+        """Σ_k scale_k · block^k of every block, flat."""
         ...
 
     def block(self, name: str) -> Tensor:
@@ -59,45 +60,45 @@ class UserRows:
         The users, one for each row.
     gradients
         The blocks of v that are gradients.
-    counts
-        The others, each of shape (B, ...).
+    counts, columns
+        The other blocks as a matrix with B rows, and which columns each of them has.
     """
 
     layout: Layout
     users: NDArray[np.int64]
     gradients: Gradients
-    counts: dict[str, Tensor]
+    counts: Tensor
+    columns: dict[str, slice]
 
     def __len__(self) -> int:
         return len(self.users)
 
     def norms(self, names: Collection[str], order: int) -> Tensor:
         """Every row's ℓ1 or ℓ2 norm over the named blocks, of shape (B,)."""
-        counts = [self.counts[n].reshape(len(self), -1) for n in names if n in self.counts]
         gradients = [name for name in names if name in GRADIENTS]
+        counts = self._columns([name for name in names if name not in GRADIENTS])
         if order == 1:
             if gradients:
                 raise ValueError(f"gradients are bounded in ℓ2, not in ℓ1: {gradients}")
-            return torch.cat(counts, dim=1).abs().sum(dim=1)
-        norms = [_norms(torch.cat(counts, dim=1))] if counts else []
-        norms += [self.gradients.norms(name) for name in gradients]
-        return norms[0] if len(norms) == 1 else _norms(torch.stack(norms, dim=1))
+            return counts.abs().sum(dim=1)
+        if not gradients:
+            return _norms(counts)
+        norms = self.gradients.norms(gradients)
+        return torch.hypot(norms, _norms(counts)) if counts.shape[1] else norms
 
-    def total(self, name: str, scale: Tensor) -> Tensor:
-        """Σ_k s_k times the named block of row k, flat."""
-        if name in self.counts:
-            return scale @ self.counts[name].reshape(len(self), -1)
-        return self.gradients.total(name, scale)
+    def totals(self, names: Collection[str], scale: Tensor) -> dict[str, Tensor]:
+        """Σ_k s_k times each named block of row k, flat."""
+        gradients = [name for name in names if name in GRADIENTS]
+        totals = self.gradients.totals(gradients, scale) if gradients else {}
+        summed = scale @ self.counts
+        return totals | {n: summed[self.columns[n]] for n in names if n not in totals}
 
     def without(self, bad: Tensor) -> UserRows:
         """The same with some users' rows zero: 0 · NaN would still be NaN."""
         return replace(
             self,
             gradients=self.gradients.without(bad),
-            counts={
-                name: block.masked_fill(bad.reshape(-1, *[1] * (block.ndim - 1)), 0.0)
-                for name, block in self.counts.items()
-            },
+            counts=self.counts.masked_fill(bad.unsqueeze(1), 0.0),
         )
 
     def joined(self, more: UserRows) -> UserRows:
@@ -105,16 +106,26 @@ class UserRows:
         return replace(
             self,
             gradients=self.gradients.joined(more.gradients),
-            counts={name: block + more.counts[name] for name, block in self.counts.items()},
+            counts=self.counts + more.counts,
         )
 
     def dense(self) -> Tensor:
         """The rows written down, of shape (B, size)."""
-        columns = [
-            self.counts[name] if name in self.counts else self.gradients.block(name)
+        blocks = [
+            self.counts[:, self.columns[name]]
+            if name in self.columns
+            else self.gradients.block(name).reshape(len(self), -1)
             for name in self.layout.shapes
         ]
-        return torch.cat([column.reshape(len(self), -1) for column in columns], dim=1)
+        return torch.cat(blocks, dim=1)
+
+    def _columns(self, names: Collection[str]) -> Tensor:
+        places = [self.columns[name] for name in names]
+        if all(one.stop == next_.start for one, next_ in pairwise(places)):
+            return (
+                self.counts[:, places[0].start : places[-1].stop] if places else self.counts[:, :0]
+            )
+        return torch.cat([self.counts[:, place] for place in places], dim=1)
 
 
 @dataclass(frozen=True)
@@ -148,8 +159,16 @@ class CellGradients:
         """Whether each user has exactly one cell: then cells are in the order of users."""
         return len(self.gradients) == self.users
 
-    def norms(self, name: str) -> Tensor:
+    def norms(self, names: Collection[str]) -> Tensor:
         """See `Gradients`."""
+        norms = [self._block_norms(name) for name in names]
+        return norms[0] if len(norms) == 1 else _norms(torch.stack(norms, dim=1))
+
+    def totals(self, names: Collection[str], scale: Tensor) -> dict[str, Tensor]:
+        """See `Gradients`."""
+        return {name: self._total(name, scale) for name in names}
+
+    def _block_norms(self, name: str) -> Tensor:
         if name == GROUPS and self.partition:
             # Each cell is a group's own: no two of them add up.
             norms = self._cell_norms[:, 1:]
@@ -164,8 +183,7 @@ class CellGradients:
             return _norms(self._cell_norms[:, places])
         return _norms(self._by_user(self.gradients[:, places]).flatten(1))
 
-    def total(self, name: str, scale: Tensor) -> Tensor:
-        """See `Gradients`."""
+    def _total(self, name: str, scale: Tensor) -> Tensor:
         weights = scale if self.one_cell_each else scale[self.owner]
         if name == LOSS:
             return weights @ self.gradients[:, 0]

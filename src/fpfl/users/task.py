@@ -28,6 +28,19 @@ def loss(output: Tensor, labels: Tensor, schema: Schema) -> Tensor:
     return 0.5 * (output - (labels - low) / span) ** 2
 
 
+def loss_gradient(output: Tensor, labels: Tensor, schema: Schema) -> Tensor:
+    """∂ℓ/∂o of every sample: σ(o) − y, softmax(o) − e_y, or the error itself."""
+    if schema.task == "binary":
+        return output.sigmoid() - labels
+    if schema.task == "multiclass":
+        gradient = output.softmax(dim=-1)
+        return gradient.scatter_add_(
+            -1, labels.unsqueeze(-1), gradient.new_full((*labels.shape, 1), -1.0)
+        )
+    low, span = _range(schema)
+    return output - (labels - low) / span
+
+
 def scores(output: Tensor, schema: Schema) -> Tensor:
     """Soft predictions: probabilities of shape (..., classes), or numbers in the label's unit."""
     if schema.task == "binary":
@@ -37,6 +50,15 @@ def scores(output: Tensor, schema: Schema) -> Tensor:
         return output.softmax(dim=-1)
     low, span = _range(schema)
     return low + span * output
+
+
+def score_gradient(soft: Tensor, gradient: Tensor, schema: Schema) -> Tensor:
+    """∂f/∂o of every sample, given its scores s and ∂f/∂s: the chain rule through `scores`."""
+    if schema.task == "binary":
+        return (gradient[..., 1] - gradient[..., 0]) * soft[..., 0] * soft[..., 1]
+    if schema.task == "multiclass":
+        return soft * (gradient - (soft * gradient).sum(dim=-1, keepdim=True))
+    return gradient * _range(schema)[1]
 
 
 def predictions(output: Tensor, schema: Schema) -> Tensor:
