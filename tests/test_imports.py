@@ -34,7 +34,7 @@ ALLOWED = {
         "train", "users",
     },
     "config": {
-        "data", "fairness", "methods", "models", "privacy", "run", "server", "train",
+        "data", "fairness", "methods", "models", "privacy", "run", "server", "train", "users",
     },
 }  # fmt: skip
 

@@ -278,7 +278,7 @@ def test_the_cap_on_participations_is_kept() -> None:
     rng = np.random.default_rng
     federation = Simulation(
         Watching(flat, data), ThirdParty(engine.layout.slices, blocks, plan), plan.sampling,
-        rng(0), rng(1),
+        rng(0), rng(1), 20,
     )  # fmt: skip
     for t in range(20):
         federation.release(t, flat.vector())
@@ -286,7 +286,7 @@ def test_the_cap_on_participations_is_kept() -> None:
     assert len(set(computed)) == 30
     other = FixedSizeSampling(30, 15)
     with pytest.raises(ValueError, match=r"use plan\.sampling"):
-        Simulation(engine, ThirdParty(engine.layout.slices, blocks, plan), other, rng(0), rng(1))
+        Simulation(engine, ThirdParty(engine.layout.slices, blocks, plan), other, rng(0), rng(1), 1)
 
 
 def test_average_is_the_mean_of_the_second_half() -> None:

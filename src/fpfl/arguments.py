@@ -21,8 +21,10 @@ from fpfl.privacy.settings import Clipping, Privacy, Sampling
 from fpfl.server.round import Row
 from fpfl.server.selection import Rule
 from fpfl.thirdparty.sums import ThirdParty
+from fpfl.users.engine import MEMORY_BUDGET
 from fpfl.users.flat import FlatModel
 from fpfl.users.layout import Layout
+from fpfl.users.precision import Precision
 from fpfl.users.task import check_model
 
 
@@ -151,14 +153,25 @@ def check_settings(
             )
 
 
-def check_words(selection: str, sampling: str | None, window: int) -> None:
-    """Refuse words that are no rule of selection or sampling."""
+def check_words(selection: str, sampling: str | None, window: int, precision: str) -> None:
+    """Refuse words that are no rule of selection or sampling, and no precision."""
+    if precision not in get_args(Precision):
+        raise ValueError(f"precision is {precision!r}; expected one of {get_args(Precision)}")
     if selection not in get_args(Rule):
         raise ValueError(f"selection is {selection!r}; expected one of {get_args(Rule)}")
     if sampling is not None and sampling not in get_args(Sampling):
         raise ValueError(f"sampling is {sampling!r}; expected one of {get_args(Sampling)}")
     if window < 1:
         raise ValueError(f"selection_window is {window}; it must be at least 1")
+
+
+def memory_budget(memory: int | None, device: torch.device) -> int:
+    """Bytes that a chunk may take: what was asked for, or what suits the device."""
+    if memory is None:
+        return MEMORY_BUDGET * (8 if device.type == "cuda" else 1)
+    if memory < 1:
+        raise ValueError(f"memory is {memory}; give a positive number of bytes")
+    return memory
 
 
 def smallest_count(third_party: ThirdParty, layout: Layout) -> float:

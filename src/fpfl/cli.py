@@ -100,15 +100,25 @@ def train(
         bool, typer.Option(help="Also evaluate a private run on its training population.")
     ] = False,
 ) -> None:
-    """Train what a config says and save the run."""
+    """Train what a config says and save the run.
+
+    On several cores or GPUs: torchrun --nproc-per-node 2 -m fpfl.cli train CONFIG --out FOLDER.
+    """
     from fpfl.config import load_config, run_config
     from fpfl.report.progress import progress
+    from fpfl.server.ranks import join
 
+    settings = load_config(config)
+    ranks, device = join(settings.training.device)
+    if not ranks.first:  # computes its share; the first process shows and saves
+        run_config(settings, folder=config.parent, device=device)
+        return
     if out.exists() and any(out.iterdir()):
         raise ValueError(f"{out} is there already and not empty; name another folder")
-    settings = load_config(config)
     with progress("training", settings.training.rounds) as callback:
-        run, data, test = run_config(settings, folder=config.parent, callbacks=(callback,))
+        run, data, test = run_config(
+            settings, folder=config.parent, device=device, callbacks=(callback,)
+        )
     run.save(out)
     (out / "config.toml").write_text(config.read_text(encoding="utf-8"), encoding="utf-8")
     print(run)

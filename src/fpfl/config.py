@@ -24,9 +24,11 @@ from fpfl.models import SHALLOW, mlp
 from fpfl.privacy.plan import Convention, Neighbours
 from fpfl.privacy.settings import Clipping, Privacy, Sampling
 from fpfl.run import Run
+from fpfl.server.ranks import Ranks
 from fpfl.server.round import Callback
 from fpfl.server.selection import Rule
 from fpfl.train import train
+from fpfl.users.precision import Precision
 
 
 class _Section(BaseModel):
@@ -106,6 +108,9 @@ class TrainingConfig(_Section):
     clip: float | ClipConfig | None = None
     seed: int | None = None
     noise_seed: int | None = None
+    memory: int | None = None
+    precision: Precision = "float32"
+    device: str = "cpu"
 
 
 class ClipConfig(_Section):
@@ -173,9 +178,16 @@ def load_config(path: str | Path) -> Config:
 
 
 def run_config(
-    config: Config, *, folder: Path = Path(), callbacks: tuple[Callback, ...] = ()
+    config: Config,
+    *,
+    folder: Path = Path(),
+    device: str | None = None,
+    callbacks: tuple[Callback, ...] = (),
 ) -> tuple[Run, FederatedDataset, FederatedDataset | None]:
-    """Train what a config says; also return the training and the test data."""
+    """Train what a config says; also return the training and the test data.
+
+    ``device`` replaces the config's, for one process of several.
+    """
     data, test = _data(config, folder)
     t = config.training
     outputs = 1 if data.schema.classes in (None, 2) else int(data.schema.classes or 0)
@@ -198,6 +210,9 @@ def run_config(
         selection_window=t.selection_window,
         seed=t.seed,
         noise_seed=t.noise_seed,
+        memory=t.memory,
+        precision=t.precision,
+        device=device or t.device,
         callbacks=callbacks,
     )
     return run, data, test
@@ -219,7 +234,9 @@ def _data(config: Config, folder: Path) -> tuple[FederatedDataset, FederatedData
     attributes = tuple(d.attributes)
     train_data = load_adult("train", normalise=d.normalise, attributes=attributes)
     if d.users == "poisson":
-        train_data = train_data.partition(mean=d.mean_samples, seed=config.training.seed)
+        # Unseeded, but the same for all processes of one training.
+        seed = Ranks.current().agreed_seed(config.training.seed)
+        train_data = train_data.partition(mean=d.mean_samples, seed=seed)
     return train_data, load_adult("test", normalise=d.normalise, attributes=attributes)
 
 

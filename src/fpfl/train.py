@@ -17,6 +17,7 @@ from fpfl.arguments import (
     chosen_method,
     chosen_sampling,
     drowned_notes,
+    memory_budget,
     plain_value,
     prepared,
     public_normaliser,
@@ -28,12 +29,14 @@ from fpfl.methods import Method
 from fpfl.privacy.settings import Clipping, Privacy, Sampling
 from fpfl.randomness import stream
 from fpfl.run import Run, with_parameters
+from fpfl.server.ranks import Ranks
 from fpfl.server.round import Callback, OptimizerFactory, ServerSettings, serve
 from fpfl.server.selection import Rule
 from fpfl.server.simulation import Simulation
 from fpfl.thirdparty.noise import SeededNoise, SystemNoise
 from fpfl.thirdparty.sums import ThirdParty
-from fpfl.users.engine import MEMORY_BUDGET, CohortEngine
+from fpfl.users.engine import CohortEngine
+from fpfl.users.precision import Precision
 
 
 class FpflWarning(UserWarning):
@@ -59,7 +62,8 @@ def train(
     selection_window: int = 1,
     seed: int | None = None,
     noise_seed: int | None = None,
-    memory: int = MEMORY_BUDGET,
+    memory: int | None = None,
+    precision: Precision = "float32",
     device: torch.device | str | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Run:
@@ -102,7 +106,11 @@ def train(
         Seeds the noise, for simulations only: the privacy statement then says that there is no
         guarantee against anyone who has the seed.
     memory
-        Bytes that a chunk of users may take.
+        Bytes that a chunk of users may take while it is computed; by default 512 MiB, and 4 GiB
+        on a GPU. Cohorts that need more are computed in several chunks.
+    precision
+        ``"float32"``: as the model is. ``"tf32"`` and ``"bf16"``: faster and coarser products on
+        hardware that has them; norms, clipping and sums stay as they are.
     device
         Where to compute; the model's own device when it is not given.
     callbacks
@@ -118,15 +126,24 @@ def train(
     method = chosen_method(method, constraint)
     clipping = chosen_clipping(privacy, clip)
     check_settings(data, constraint, cohort, rounds, samples_per_user, learning_rate)
-    check_words(selection, sampling, selection_window)
+    check_words(selection, sampling, selection_window, precision)
+    ranks = Ranks.current()
     basis: Literal["paper", "split"] = "split" if clipping and clipping.counts else "paper"
+    # Processes of one simulation start from the first one's parameters and draw the same cohorts.
+    w = ranks.from_first(flat.vector())
+    ranks.check_same(
+        {"a population of": data.population, "samples": len(data), "a cohort of": cohort,
+         "rounds": rounds, "a seed (−1: none)": -1 if seed is None else seed}
+    )  # fmt: skip
+    common = ranks.agreed_seed(seed)
     engine = CohortEngine(
         flat,
         data,
         constraint,
         basis=basis,
         samples_per_user=samples_per_user,
-        memory=memory,
+        memory=memory_budget(memory, w.device),
+        precision=precision,
     )
     blocks = clipping.blocks(constrained=constraint is not None, selection=True) if clipping else ()
     plan = None
@@ -138,8 +155,10 @@ def train(
         engine,
         third_party,
         chosen_sampling(sampling, plan, data.population, cohort),
-        stream(seed, "cohorts"),
-        stream(seed, "samples"),
+        stream(common, "cohorts"),
+        stream(common, "samples"),
+        rounds,
+        ranks,
     )
     settings = ServerSettings(
         layout=engine.layout,
@@ -152,7 +171,7 @@ def train(
         selection=selection,
         selection_window=selection_window,
     )
-    outcome = serve(federation, flat.vector(), settings, callbacks)
+    outcome = serve(federation, w, settings, callbacks if ranks.first else ())
     notes = drowned_notes(outcome.history, third_party, engine.layout)
     for note in (*notes, *([outcome.stopped] if outcome.stopped else [])):
         warnings.warn(note, FpflWarning, stacklevel=2)
@@ -180,6 +199,8 @@ def train(
             "optimizer": None if optimizer is None else repr(optimizer),
             "sampling": type(federation.sampling).__name__,
             "samples_per_user": samples_per_user,
+            "precision": precision,
+            "processes": ranks.size,
             "selection": selection,
             "selection_window": selection_window,
             "seeded_cohorts": seed is not None,

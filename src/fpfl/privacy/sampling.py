@@ -133,6 +133,7 @@ class Participation:
     def __init__(self, cap: int | None = None, counts: Mapping[int, int] | None = None) -> None:
         self.cap = None if cap is None else whole_number("cap", cap, hint=_CAP_HINT)
         self._counts: dict[int, int] = {}
+        self._uncounted: list[NDArray[np.int64]] = []
         for user, count in (counts or {}).items():
             key = whole_number("a user's index", user, least=0, hint="give what .counts returned")
             number = whole_number("a user's count", count, least=0, hint="give what .counts gave")
@@ -146,6 +147,10 @@ class Participation:
     @property
     def counts(self) -> dict[int, int]:
         """Participations of every user drawn so far, by index (a copy)."""
+        for users in self._uncounted:
+            for user in users.tolist():
+                self._counts[user] = self._counts.get(user, 0) + 1
+        self._uncounted.clear()
         return dict(self._counts)
 
     def admit(self, users: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -161,10 +166,13 @@ class Participation:
         ndarray of int64
             The users whose count was below the cap, in the same order.
         """
+        if self.cap is None:
+            self._uncounted.append(users)  # counted when somebody asks
+            return users
         admitted = np.zeros(len(users), dtype=np.bool_)
         for position, user in enumerate(users.tolist()):
             count = self._counts.get(user, 0)
-            if self.cap is None or count < self.cap:
+            if count < self.cap:
                 self._counts[user] = count + 1
                 admitted[position] = True
         return users[admitted]

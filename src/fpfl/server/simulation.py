@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from torch import Tensor
 
 from fpfl.privacy.sampling import FixedSizeSampling, Participation, PoissonSampling
+from fpfl.server.ahead import ahead
+from fpfl.server.ranks import Ranks
 from fpfl.thirdparty.sums import ThirdParty
 from fpfl.users.engine import CohortEngine
+from fpfl.users.reading import Chunk
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,10 @@ class Simulation:
     samples_rng
         The stream that picks samples of a user, and dropout's masks: what happens on a device
         does not change who is drawn next.
+    rounds
+        How many rounds there will be: nobody is drawn ahead for a round that does not come.
+    ranks
+        The processes that share the work; their streams must be seeded alike.
     """
 
     engine: CohortEngine
@@ -36,6 +45,8 @@ class Simulation:
     sampling: PoissonSampling | FixedSizeSampling
     rng: np.random.Generator
     samples_rng: np.random.Generator
+    rounds: int
+    ranks: Ranks = field(default_factory=Ranks)
     participation: Participation = field(init=False)
 
     def __post_init__(self) -> None:
@@ -49,6 +60,27 @@ class Simulation:
 
     def release(self, round: int, w: Tensor) -> Tensor:
         """Run one round at w."""
-        users = self.participation.admit(self.sampling.draw(self.rng))
-        key = int(self.samples_rng.integers(2**63))
-        return self.third_party.release(self.engine.statistics(w, users, key), like=w)
+        total = self.third_party.sum(self.engine.computed(w, self._one_round()), like=w).double()
+        if self.ranks.first:
+            total = self.third_party.noised(total)
+        return self.ranks.sum(total).to(w.dtype)
+
+    def _one_round(self) -> Iterator[Chunk]:
+        """The chunks of the round that comes next."""
+        while (chunk := next(self._reading)) is not None:
+            yield chunk
+
+    @cached_property
+    def _reading(self) -> Iterator[Chunk | None]:
+        # Where reading takes time that computing does not need: from files, or for a GPU.
+        slow = self.engine.data.lazy or self.engine.data.features.is_cuda
+        return ahead(self._rounds()) if slow else self._rounds()
+
+    def _rounds(self) -> Iterator[Chunk | None]:
+        """The chunks of all rounds, with None at the end of each."""
+        share = (self.ranks.rank, self.ranks.size)
+        for _ in range(self.rounds):
+            users = self.participation.admit(self.sampling.draw(self.rng))
+            key = int(self.samples_rng.integers(2**63))
+            yield from self.engine.chunks(users, key, share)
+            yield None

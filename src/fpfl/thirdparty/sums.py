@@ -65,7 +65,7 @@ class ThirdParty:
 
     def release(self, chunks: Iterable[Rows], like: Tensor) -> Tensor:
         """Clip and sum the users' vectors, add the noise; ``like`` gives type and device."""
-        return self.noised(self.sum(chunks, like))
+        return self.noised(self.sum(chunks, like).double()).to(like.dtype)
 
     def sum(self, chunks: Iterable[Rows], like: Tensor) -> Tensor:
         """Clip and sum the users' vectors."""
@@ -79,9 +79,12 @@ class ThirdParty:
         return total
 
     def noised(self, total: Tensor) -> Tensor:
-        """Add the noise to a sum."""
+        """Add the noise to a sum, in double precision.
+
+        The noise's low bits are part of what hides a user: whoever adds more to it, or rounds it,
+        does so afterwards.
+        """
         if self.plan is None:
             return total
-        # In double precision up to the end: the noise's low bits are part of what hides a user.
         noise = self.source.normal(self.size, dtype=torch.float64, device=total.device)
-        return (total.double() + noise * self.noise_stddev.to(noise)).to(total.dtype)
+        return total + noise * self.noise_stddev.to(noise)

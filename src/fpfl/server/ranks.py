@@ -1,0 +1,90 @@
+"""Several processes for one simulation, through ``torch.distributed``.
+
+Every process draws the same cohorts and computes its share of them; one all-reduce a round adds
+the shares up, the noise among them once, and every process takes the same step. ``torchrun``
+starts the processes; `join` makes them a group.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The processes of a simulation: this is number ``rank`` of ``size``."""
+
+    rank: int = 0
+    size: int = 1
+
+    @classmethod
+    def current(cls) -> Ranks:
+        """The processes that are in a group now: just this one where there is none."""
+        if dist.is_available() and dist.is_initialized():
+            return cls(dist.get_rank(), dist.get_world_size())
+        return cls()
+
+    @property
+    def first(self) -> bool:
+        """Whether this process is the one that adds noise, prints and saves."""
+        return self.rank == 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Add up all processes' values."""
+        if self.size > 1:
+            values = values.contiguous()
+            dist.all_reduce(values)
+        return values
+
+    def from_first(self, values: Tensor) -> Tensor:
+        """The first process's values."""
+        if self.size > 1:
+            values = values.clone()
+            dist.broadcast(values, 0)
+        return values
+
+    def agreed_seed(self, seed: int | None) -> int | None:
+        """A seed that all processes share, from the system's randomness where none is given.
+
+        It is not kept: cohorts drawn from it are as secret as those of one process.
+        """
+        if self.size == 1 or seed is not None:
+            return seed
+        return int(self.from_first(torch.tensor(secrets.randbits(62), device=_device())))
+
+    def check_same(self, numbers: dict[str, int]) -> None:
+        """Refuse to go on with processes that were started with different things."""
+        mine = torch.tensor(list(numbers.values()), device=_device())
+        for name, own, first in zip(numbers, mine, self.from_first(mine), strict=True):
+            if own != first:
+                raise ValueError(
+                    f"process {self.rank} has {name} {int(own)}, the first has {int(first)}: all "
+                    "processes of a training need the same data and settings (seed the partition)"
+                )
+
+
+def _device() -> str:
+    """Where a group's small messages live: its GPUs, or the CPU."""
+    return "cuda" if dist.is_initialized() and dist.get_backend() == "nccl" else "cpu"
+
+
+def join(device: str) -> tuple[Ranks, str]:
+    """Join the processes that ``torchrun`` started, if it did.
+
+    Returns the processes, and the device that this one should compute on: with GPUs each process
+    takes the one of its number.
+    """
+    if "LOCAL_RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return Ranks.current(), device
+    if device.startswith("cuda"):
+        device = f"cuda:{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}"
+        torch.cuda.set_device(device)
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+    return Ranks.current(), device

@@ -1,0 +1,117 @@
+"""Several processes: the same model as one, whatever their number, with the noise added once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_population
+
+from fpfl import fnr_parity
+from fpfl.server.ahead import ahead
+from fpfl.train import train
+
+SCRIPT = """
+import json, sys
+import torch
+from torch import nn
+sys.path.insert(0, {tests!r})
+from conftest import make_population
+from fpfl import Privacy, fnr_parity
+from fpfl.server.ranks import join
+from fpfl.train import train
+
+torch.set_num_threads(1)
+ranks, _ = join("cpu")
+vectors = {{}}
+for kind in {kinds!r}:
+    torch.manual_seed(ranks.rank)  # the first process's parameters count, whatever others have
+    dropout = [nn.Dropout(0.3)] if kind == "dropout" else []
+    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), *dropout, nn.Linear(8, 1))
+    seed = None if kind.startswith("unseeded") else 0
+    run = train(model, make_population(users=60, mean=4.0, seed=ranks.rank * (kind == "different")),
+                cohort=25, rounds=12, learning_rate=0.5, constraint=fnr_parity("sex"),
+                privacy=None if kind == "plain" else Privacy(noise_multiplier=1.0, clip=1.0),
+                samples_per_user=3 if kind == "part" else None, selection="last",
+                seed=seed, noise_seed=seed)
+    vectors[kind] = torch.cat([p.detach().flatten() for p in run.model.parameters()]).tolist()
+print("RESULT" + json.dumps([ranks.rank, ranks.size, vectors]), flush=True)
+"""
+SEEDED = ("plain", "private", "part", "dropout")
+
+
+def models(kinds: tuple[str, ...], processes: int, folder: Path) -> list[dict[str, list[float]]]:
+    """Train in several processes; what each of them ended with."""
+    script = folder / "training.py"
+    script.write_text(SCRIPT.format(kinds=kinds, tests=str(Path(__file__).parent)))
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone",
+        "--nproc-per-node", str(processes), str(script),
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    lines = [part for line in done.stdout.splitlines() for part in line.split("RESULT")[1:]]
+    results = sorted(json.loads(line) for line in lines)
+    assert [r[:2] for r in results] == [[i, processes] for i in range(processes)]
+    return [vectors for _, _, vectors in results]
+
+
+def test_any_number_of_processes_gives_the_same_model(tmp_path) -> None:
+    """To 1e-5: sums of users are added in another order, nothing else differs."""
+    (alone,) = models(SEEDED, 1, tmp_path)
+    for processes in (2, 3):
+        several = models((*SEEDED, "unseeded", "unseeded again"), processes, tmp_path)
+        assert all(other == several[0] for other in several)  # to the last bit among themselves
+        for kind in SEEDED:
+            np.testing.assert_allclose(several[0][kind], alone[kind], rtol=1e-5, atol=1e-5)
+        assert several[0]["unseeded"] != several[0]["unseeded again"]
+
+
+def test_processes_with_different_data_are_refused(tmp_path) -> None:
+    with pytest.raises(AssertionError, match="same data and settings"):
+        models(("different",), 2, tmp_path)
+
+
+def test_ahead_gives_the_same_items_and_errors() -> None:
+    assert list(ahead(iter(range(5)))) == [0, 1, 2, 3, 4]
+    assert list(ahead(iter(()))) == []
+
+    def failing():
+        yield 1
+        raise ValueError("the file was cut short")
+
+    items = ahead(failing())
+    assert next(items) == 1
+    with pytest.raises(ValueError, match="cut short"):
+        next(items)
+
+
+def test_ahead_never_has_more_than_one_item_waiting() -> None:
+    made, used = [], []
+
+    def items():
+        for i in range(20):
+            made.append(i)
+            yield i
+
+    for item in ahead(items()):
+        used.append(item)
+        assert len(made) <= len(used) + 1
+
+
+def test_reading_ahead_from_files_gives_the_same_model(tmp_path) -> None:
+    data = make_population(users=40)
+    data.save(tmp_path / "people")
+    how = {"cohort": 10, "rounds": 5, "seed": 0, "selection": "last",
+           "constraint": fnr_parity("sex"), "clip": 1.0}  # fmt: skip
+    model = torch.nn.Linear(5, 1)
+    memory, files = (train(model, d, **how) for d in (data, data.open(tmp_path / "people")))
+    torch.testing.assert_close(memory.model.weight, files.model.weight, rtol=1e-6, atol=1e-7)
