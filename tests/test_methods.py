@@ -71,10 +71,10 @@ def test_no_damping_is_bmdm_bit_for_bit(seed: int) -> None:
     g = torch.where(active, difference.abs() - ALPHA, 0.0)
     lam = state.multipliers + 0.01 * g
     kappa = torch.where(active, difference.sign() * lam, 0.0)
-    by_group = torch.einsum("rg,rgp->p", kappa / totals.n, totals.F_gradient)
+    by_group = (kappa / totals.n).flatten() @ totals.F_gradient.flatten(0, 1)
     overall = kappa.sum(dim=1) / totals.overall_n
     expected = totals.loss_gradient / totals.normaliser + (
-        torch.einsum("r,rp->p", overall, totals.overall_F_gradient) - by_group
+        overall @ totals.overall_F_gradient - by_group
     )
     for method in (MMDM(damping=0.0, rate=0.01), BMDM(rate=0.01)):
         new, direction = method.update(state, totals, ALPHA)

@@ -279,3 +279,16 @@ def test_what_constraints_refuse():
             Constraint((fnr,), tolerance=tolerance)
     with pytest.raises(ValueError, match="no attribute 'age'"):
         constraints.fnr_parity("age").bind([SEX])
+
+
+@pytest.mark.parametrize(
+    "rate",
+    [rates.false_negative_rate(), rates.false_positive_rate(0), rates.true_positive_rate(2),
+     rates.class_recall(1), rates.accuracy(), rates.selection_rate()],
+    ids=lambda rate: rate.name,
+)  # fmt: skip
+def test_slopes_in_closed_form_are_the_standins(rate) -> None:
+    scores = torch.rand(20, 3, dtype=torch.float64, requires_grad=True)
+    labels = torch.randint(0, 3, (20,))
+    (wanted,) = torch.autograd.grad(rate.standin(scores, labels).sum(), scores)
+    torch.testing.assert_close(rate.slope(scores.detach(), labels), wanted)

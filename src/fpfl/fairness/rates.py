@@ -41,6 +41,9 @@ class Rate:
     binary
         Whether it only makes sense for two classes (a rate that was not told which class is the
         positive one).
+    slope
+        ``slope(scores, labels) -> tensor of the scores' shape``: the stand-in's derivative by the
+        scores, where it is known in closed form. Without it torch differentiates the stand-in.
     """
 
     name: str
@@ -49,6 +52,7 @@ class Rate:
     standin: Callable[[Tensor, Tensor], Tensor]
     kind: Kind = "classification"
     binary: bool = False
+    slope: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def evaluate(self, predictions: Tensor, labels: Tensor) -> Tensor:
         """f on every sample, kept in [0, 1] so that one sample's count is bounded."""
@@ -57,6 +61,17 @@ class Rate:
 
 def _everyone(labels: Tensor) -> Tensor:
     return torch.ones_like(labels, dtype=torch.bool)
+
+
+def _column(one: int, value: float) -> Callable[[Tensor, Tensor], Tensor]:
+    """The slope of ±(the score of one class)."""
+
+    def slope(scores: Tensor, labels: Tensor) -> Tensor:
+        gradient = torch.zeros_like(scores)
+        gradient[..., one] = value
+        return gradient
+
+    return slope
 
 
 def _positive(positive: int | None) -> int:
@@ -72,6 +87,7 @@ def false_negative_rate(positive: int | None = None) -> Rate:
         true=lambda p, y: (p != one).float(),
         standin=lambda s, y: 1.0 - s[..., one],
         binary=positive is None,
+        slope=_column(one, -1.0),
     )
 
 
@@ -84,6 +100,7 @@ def false_positive_rate(positive: int | None = None) -> Rate:
         true=lambda p, y: (p == one).float(),
         standin=lambda s, y: s[..., one],
         binary=positive is None,
+        slope=_column(one, 1.0),
     )
 
 
@@ -96,13 +113,14 @@ def true_positive_rate(positive: int | None = None) -> Rate:
         true=lambda p, y: (p == one).float(),
         standin=lambda s, y: s[..., one],
         binary=positive is None,
+        slope=_column(one, 1.0),
     )
 
 
 def class_recall(label: int) -> Rate:
     """P[Ŷ = label | Y = label], for one class of many."""
     rate = true_positive_rate(label)
-    return Rate(f"recall[{label}]", rate.condition, rate.true, rate.standin)
+    return Rate(f"recall[{label}]", rate.condition, rate.true, rate.standin, slope=rate.slope)
 
 
 def accuracy() -> Rate:
@@ -112,6 +130,7 @@ def accuracy() -> Rate:
         condition=_everyone,
         true=lambda p, y: (p == y).float(),
         standin=lambda s, y: s.gather(-1, y.unsqueeze(-1)).squeeze(-1),
+        slope=lambda s, y: torch.zeros_like(s).scatter_(-1, y.unsqueeze(-1), 1.0),
     )
 
 
@@ -124,6 +143,7 @@ def selection_rate(positive: int | None = None) -> Rate:
         true=lambda p, y: (p == one).float(),
         standin=lambda s, y: s[..., one],
         binary=positive is None,
+        slope=_column(one, 1.0),
     )
 
 

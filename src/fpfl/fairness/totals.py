@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
-import torch
 from torch import Tensor
 
 SMALLEST_COUNT = 1.0
@@ -50,11 +50,11 @@ class Counts:
 
     def overall(self) -> Tensor:
         """F/n' of every rate, as released; NaN where n' says nothing."""
-        return self._quotient(self.overall_F, self.overall_n)
+        return self._overall
 
     def values(self) -> Tensor:
         """F_a/n'_a of every rate and group, as released; NaN where n'_a says nothing."""
-        return self._quotient(self.F, self.n)
+        return self._values
 
     def differences(self) -> Tensor:
         """F/n' − F_a/n'_a of shape (R, G), kept in [−1, 1]; NaN where it is not known.
@@ -62,7 +62,7 @@ class Counts:
         The difference is bounded, not the rates: rates cut off at 1 would make a model that errs
         on everybody look perfectly fair, whatever the noise.
         """
-        return (self.overall().unsqueeze(-1) - self.values()).clamp(-1.0, 1.0)
+        return self._differences
 
     def gap(self) -> float:
         """The largest |F/n' − F_a/n'_a|; NaN where one is not known, or there are no rates."""
@@ -82,11 +82,22 @@ class Counts:
             return math.nan
         return float(self._quotient(self.hits, self.hits + self.misses))
 
+    # A round asks several times: for the method, for its row in the history, for selection.
+
+    @cached_property
+    def _overall(self) -> Tensor:
+        return self._quotient(self.overall_F, self.overall_n)
+
+    @cached_property
+    def _values(self) -> Tensor:
+        return self._quotient(self.F, self.n)
+
+    @cached_property
+    def _differences(self) -> Tensor:
+        return (self.overall().unsqueeze(-1) - self.values()).clamp(-1.0, 1.0)
+
     def _quotient(self, numerator: Tensor, denominator: Tensor) -> Tensor:
-        known = denominator >= self.smallest
-        safe = torch.where(known, denominator, torch.ones_like(denominator))
-        value = numerator / safe
-        return torch.where(known, value, torch.full_like(value, math.nan))
+        return (numerator / denominator).masked_fill(~(denominator >= self.smallest), math.nan)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,9 +81,8 @@ def constraint_direction(kappa: Tensor, totals: Totals) -> Tensor:
     overall_n, n = totals.divisors()
     on_groups = kappa / n
     on_overall = kappa.sum(dim=1) / overall_n
-    return torch.einsum("r,rp->p", on_overall, totals.overall_F_gradient) - torch.einsum(
-        "rg,rgp->p", on_groups, totals.F_gradient
-    )
+    by_group = on_groups.flatten() @ totals.F_gradient.flatten(0, 1)
+    return on_overall @ totals.overall_F_gradient - by_group
 
 
 def check_rate(rate: float) -> None:

@@ -104,7 +104,8 @@ def serve(
         parameter.grad = direction
         optimizer.step()
         after = parameter.detach()
-        if not bool(direction.isfinite().all() and after.isfinite().all()):
+        # A sum is finite only if all its terms are.
+        if not bool((direction.sum() + after.sum()).isfinite()):
             stopped = (
                 f"training diverged in round {t}: the update is not finite. The last good model "
                 "is kept; use a smaller learning rate, or clip"

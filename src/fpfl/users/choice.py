@@ -150,12 +150,12 @@ class Costs:
     def factored(self, sizes: Ints) -> bool:
         """Whether users of these sizes had better not have their gradients written down.
 
-        Σ n_k² (in + out), twice over for double precision, against writing, reading for the norm
-        and reading for the sum.
+        Σ n_k²/2 pairs of (in + out) numbers, read and written in double precision, against
+        writing all gradients, reading them for the norm and reading them for the sum.
         """
         if self.kernel_widths is None:
             return False
-        kernels = 2.0 * float((sizes.astype(np.float64) ** 2).sum()) * self.kernel_widths
+        kernels = 4.0 * float((sizes * sizes).sum()) * self.kernel_widths
         return kernels < 6.0 * len(sizes) * self.gradient_numbers
 
 

@@ -22,7 +22,7 @@ from fpfl.fairness.constraints import Constraint
 from fpfl.fairness.groups import Groups
 from fpfl.users import task
 from fpfl.users.choice import Costs, chosen_pass
-from fpfl.users.factored import FactoredGradients
+from fpfl.users.factored import FactoredGradients, Pairs
 from fpfl.users.flat import FlatModel
 from fpfl.users.layout import Basis, Layout
 from fpfl.users.packing import Ints
@@ -165,10 +165,10 @@ class CohortEngine:
         if chunk.factored and isinstance(self._pass, LayerPass):
             factors, weights, output = self._pass.factors(w, batch)
 
+            pairs = Pairs.of(batch.packing.sizes, w.device)
             return FactoredGradients(
-                factors, weights, chunk.member, batch.cell, batch.packing.buckets, len(chunk.users),
-                self.model.size,
-            ), output  # fmt: skip
+                factors, weights, chunk.member, batch.cell, pairs, len(chunk.users), self.model.size
+            ), output
         gradients, output = self._pass(w, batch)
         return CellGradients(
             gradients, chunk.owner, chunk.member, len(chunk.users), self.layout.partition

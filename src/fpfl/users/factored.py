@@ -7,8 +7,9 @@ zero outside a group)
     ‖Σ_i c_i ∇_i‖² = cᵀ K c,    K_ij = Σ_l (x_{l,i} · x_{l,j}) (g_{l,i} · g_{l,j}),
     Σ_k s_k Σ_{i∈k} c_i ∇_i = Σ_i (s_{k(i)} c_i g_{l,i}) x_{l,i}ᵀ    in layer l.
 
-K is computed per user; the sum is one matrix product, as in plain training. It pays where users
-have few samples and layers are wide: n_k² (in + out) against in · out numbers per user.
+K is computed for pairs of samples of the same user only; the sum is one matrix product, as in plain
+training. It pays where users have few samples and layers are wide: n_k² (in + out) numbers against
+in · out for every user.
 
 K is in double precision: where gradients of a user's samples cancel, cᵀ K c in single precision
 could be far below the truth, and a norm that is too small breaks the bound that privacy rests on.
@@ -23,10 +24,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fpfl.users.packing import Bucket
+from fpfl.users.packing import Ints
 from fpfl.users.rows import LOSS, OVERALL
 
 
@@ -44,6 +46,33 @@ class Factor:
 
 
 @dataclass(frozen=True)
+class Pairs:
+    """The pairs of samples i < j of the same user.
+
+    ``one`` and ``other`` (P,) are their rows, ``owner`` (P,) is their user; ``most`` is the largest
+    number of samples that a user has.
+    """
+
+    one: Tensor
+    other: Tensor
+    owner: Tensor
+    most: int
+
+    @classmethod
+    def of(cls, sizes: Ints, device: torch.device) -> Pairs:
+        """The pairs of users with the given numbers of samples, one user after the other."""
+        starts = np.cumsum(sizes) - sizes
+        left = np.arange(int(sizes.sum())) - np.repeat(starts, sizes)  # samples before this one
+        later = np.repeat(np.arange(len(left)), left)
+        # The first, second, ... of the samples before each.
+        first = np.repeat(starts, sizes) - (np.cumsum(left) - left)
+        earlier = first[later] + np.arange(len(later))
+        user = np.repeat(np.arange(len(sizes)), sizes)[later]
+        one, other, owner = torch.from_numpy(np.stack([earlier, later, user])).to(device)
+        return cls(one, other, owner, int(sizes.max(initial=0)))
+
+
+@dataclass(frozen=True)
 class FactoredGradients:
     """Gradients of B users as factors of N samples.
 
@@ -57,8 +86,8 @@ class FactoredGradients:
         Shape (N, G): the samples' groups, as numbers.
     owner
         Shape (N,): the samples' users.
-    buckets
-        How the rows are packed; cells are users here.
+    pairs
+        The pairs of samples of the same user.
     users, parameters
         B and p.
     """
@@ -67,23 +96,22 @@ class FactoredGradients:
     weights: Tensor
     member: Tensor
     owner: Tensor
-    buckets: tuple[Bucket, ...]
+    pairs: Pairs
     users: int
     parameters: int
 
     def norms(self, names: Collection[str]) -> Tensor:
         """See `Gradients`; with what the sum's rounding may add."""
         weights, seeds = self._weights(names)
-        squares = []
         exact = weights.double()
-        for bucket, kernels in zip(self.buckets, self._kernels, strict=True):
-            forms = []
-            for seed, rows in _selections(seeds, len(kernels)):
-                c = exact[rows, bucket.rows].reshape(-1, bucket.units, bucket.size).transpose(0, 1)
-                forms.append((torch.bmm(c, kernels[seed]) * c).sum(dim=(1, 2)))
-            squares.append(sum(forms[1:], forms[0]))
-        total = squares[0] if len(squares) == 1 else torch.cat(squares)
-        return total.clamp_(min=0.0).sqrt_().to(self.weights.dtype)
+        one, other = (exact.index_select(1, rows) for rows in (self.pairs.one, self.pairs.other))
+        lengths, products = self._kernel
+        if len(lengths) > 1:
+            lengths, products = lengths[seeds], products[seeds]
+        squares = exact.new_zeros(self.users)
+        squares.index_add_(0, self.owner, (exact.square() * lengths).sum(dim=0))
+        squares.index_add_(0, self.pairs.owner, (one.mul_(other) * products).sum(dim=0))
+        return squares.clamp_(min=0.0).sqrt_().to(self.weights.dtype)
 
     def totals(self, names: Collection[str], scale: Tensor) -> dict[str, Tensor]:
         """See `Gradients`."""
@@ -145,55 +173,28 @@ class FactoredGradients:
         return pairs.flatten(0, 1), [r for r in rates for _ in range(groups)]
 
     @cached_property
-    def _kernels(self) -> list[list[Tensor]]:
-        """K of every user, (units, size, size) for every seed, bucket by bucket."""
+    def _kernel(self) -> tuple[Tensor, Tensor]:
+        """K_ii (seeds, N), with the allowance for rounding, and 2 K_ij (seeds, P) of the pairs."""
         layers: dict[int, list[Factor]] = {}
         for factor in self.factors:  # a layer's weight and bias share g
             layers.setdefault(id(factor.g), []).append(factor)
-        grams = [_Grams.of(factors) for factors in layers.values()]
-        slack = 3 * 4 * torch.finfo(self.weights.dtype).eps
-        kernels = []
-        for bucket in self.buckets:
-            each = [_added([gram.kernel(bucket, seed) for gram in grams])
-                    for seed in range(len(self.factors[0].g))]  # fmt: skip
-            for kernel in each:
-                kernel.diagonal(dim1=1, dim2=2).mul_(1.0 + slack * bucket.size)
-            kernels.append(each)
-        return kernels
+        lengths = products = torch.zeros((), dtype=torch.float64, device=self.weights.device)
+        for factors in layers.values():
+            own, pairs = self._products(factors[0].g)
+            inputs = [factor.x for factor in factors if factor.x is not None]
+            if inputs:  # a layer has one weight; its bias, if any, has x = 1
+                lone, both = self._products(inputs[0].unsqueeze(0))
+                ones = float(len(factors) - 1)
+                own, pairs = own * lone.add_(ones), pairs * both.add_(ones)
+            lengths, products = lengths + own, products + pairs
+        slack = 3 * 4 * torch.finfo(self.weights.dtype).eps * self.pairs.most
+        return lengths * (1.0 + slack), products * 2.0
 
-
-@dataclass(frozen=True)
-class _Grams:
-    """One layer's g and x in double precision; ``ones`` counts the parameters whose x is 1."""
-
-    g: Tensor
-    x: Tensor | None
-    ones: int
-
-    @classmethod
-    def of(cls, factors: Sequence[Factor]) -> _Grams:
-        inputs = [factor.x for factor in factors if factor.x is not None]
-        x = inputs[0].double() if inputs else None  # a layer has one weight
-        return cls(factors[0].g.double(), x, len(factors) - len(inputs))
-
-    def kernel(self, bucket: Bucket, seed: int) -> Tensor:
-        """(x_i · x_j) (g_i · g_j) of every user's samples."""
-        shape = (bucket.units, bucket.size, -1)
-        g = self.g[seed, bucket.rows].reshape(shape)
-        kernel = torch.bmm(g, g.transpose(1, 2))
-        if self.x is None:
-            return kernel
-        x = self.x[bucket.rows].reshape(shape)
-        if not self.ones:
-            return kernel.mul_(torch.bmm(x, x.transpose(1, 2)))
-        return kernel.mul_(torch.bmm(x, x.transpose(1, 2)).add_(float(self.ones)))
-
-
-def _added(terms: list[Tensor]) -> Tensor:
-    total = terms[0]
-    for term in terms[1:]:
-        total += term
-    return total
+    def _products(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """r_i · r_i of all samples and r_i · r_j of the pairs, for every seed's rows (N, width)."""
+        exact = rows.double()
+        one, other = (exact.index_select(1, side) for side in (self.pairs.one, self.pairs.other))
+        return exact.square().sum(dim=2), one.mul_(other).sum(dim=2)
 
 
 def _selections(seeds: list[int], kinds: int) -> list[tuple[int, slice | list[int]]]:

@@ -94,8 +94,7 @@ class Packing:
     @property
     def rows(self) -> int:
         """N."""
-        last = self.buckets[-1]
-        return last.start + last.units * last.size
+        return int(self.padded.sum())
 
     @property
     def one_cell_each(self) -> bool:
@@ -118,6 +117,11 @@ class Packing:
         return starts.index_select(0, cell) + within * real, real, cell
 
 
+def side_by_side(cells: Cells) -> Packing:
+    """Cells in the order they come, for who needs no rectangles: no buckets, no padding."""
+    return Packing(cells.starts, cells.sizes, cells.sizes, cells.owner, cells.users, ())
+
+
 def pack(cells: Cells, overhead: float) -> Packing:
     """Pack cells, one more bucket costing ``overhead`` rows."""
     order = np.argsort(cells.sizes, kind="stable")
@@ -128,13 +132,12 @@ def pack(cells: Cells, overhead: float) -> Packing:
 
 def _buckets(sizes: Ints, overhead: float) -> tuple[Ints, tuple[Bucket, ...]]:
     """Cut cells, sorted by size, into buckets; also every cell's padded size."""
-    starts = np.flatnonzero(np.concatenate([[True], sizes[1:] != sizes[:-1]]))
-    distinct = sizes[starts]
-    counts = np.diff(np.append(starts, len(sizes)))
+    ends = np.flatnonzero(np.diff(sizes, append=-1)) + 1  # of the runs of equal sizes
+    distinct = sizes[ends - 1]
     buckets: list[Bucket] = []
     row = cell = 0
-    for group in _cuts(distinct, counts, overhead):
-        units, largest = int(counts[group].sum()), int(distinct[group][-1])
+    for last in _cuts(distinct, ends, overhead):
+        units, largest = int(ends[last]) - cell, int(distinct[last])
         buckets.append(Bucket(row, cell, units, largest))
         row += units * largest
         cell += units
@@ -142,19 +145,23 @@ def _buckets(sizes: Ints, overhead: float) -> tuple[Ints, tuple[Bucket, ...]]:
     return padded, tuple(buckets)
 
 
-def _cuts(distinct: Ints, counts: Ints, overhead: float) -> list[slice]:
-    """The cheapest cuts of rising sizes: best[j] = min_i best[i] + overhead + n_{i..j} · size_j."""
-    below = np.concatenate([[0], np.cumsum(counts)]).astype(np.float64)
+def _cuts(distinct: Ints, ends: Ints, overhead: float) -> list[int]:
+    """The cheapest cuts of rising sizes, as the last size of every bucket.
+
+    best[j] = min_i best[i] + overhead + (number of cells of the sizes i ... j) · size_j
+    """
+    below = np.concatenate([[0], ends]).astype(np.float64)
     best = np.zeros(len(distinct) + 1)
-    origin = np.zeros(len(distinct) + 1, dtype=np.int64)
+    origin = [0]
     for j, size in enumerate(distinct.tolist(), start=1):
         costs = best[:j] + (below[j] - below[:j]) * size
-        origin[j] = i = int(costs.argmin())
+        i = int(costs.argmin())
+        origin.append(i)
         best[j] = costs[i] + overhead
     cuts, stop = [], len(distinct)
     while stop > 0:
-        cuts.append(slice(int(origin[stop]), stop))
-        stop = int(origin[stop])
+        cuts.append(stop - 1)
+        stop = origin[stop]
     return cuts[::-1]
 
 

@@ -20,7 +20,7 @@ from fpfl.fairness.groups import Groups
 from fpfl.fairness.rates import Rate
 from fpfl.randomness import hashed
 from fpfl.users.choice import Costs
-from fpfl.users.packing import Cells, Ints, cells_by_pattern, chunks, pack, pieces
+from fpfl.users.packing import Cells, Ints, cells_by_pattern, chunks, pack, pieces, side_by_side
 from fpfl.users.passes import Batch
 
 
@@ -174,7 +174,7 @@ class Reader:
         factored: bool = False,
         unfinished: bool = False,
     ) -> Chunk:
-        packed = pack(cells, self.costs.bucket_rows)
+        packed = side_by_side(cells) if factored else pack(cells, self.costs.bucket_rows)
         if packed.one_cell_each:
             users = users[packed.owner]  # in the order of their cells
         device, dtype = self.like.device, self.like.dtype
