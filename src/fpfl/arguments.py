@@ -168,7 +168,7 @@ def check_words(selection: str, sampling: str | None, window: int, precision: st
 def memory_budget(memory: int | None, device: torch.device) -> int:
     """Bytes that a chunk may take: what was asked for, or what suits the device."""
     if memory is None:
-        return MEMORY_BUDGET * (8 if device.type == "cuda" else 1)
+        return MEMORY_BUDGET * (16 if device.type == "cuda" else 1)
     if memory < 1:
         raise ValueError(f"memory is {memory}; give a positive number of bytes")
     return memory

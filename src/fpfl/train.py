@@ -106,7 +106,7 @@ def train(
         Seeds the noise, for simulations only: the privacy statement then says that there is no
         guarantee against anyone who has the seed.
     memory
-        Bytes that a chunk of users may take while it is computed; by default 512 MiB, and 4 GiB
+        Bytes that a chunk of users may take while it is computed; by default 512 MiB, and 8 GiB
         on a GPU. Cohorts that need more are computed in several chunks.
     precision
         ``"float32"``: as the model is. ``"tf32"`` and ``"bf16"``: faster and coarser products on

@@ -72,9 +72,9 @@ class Simulation:
 
     @cached_property
     def _reading(self) -> Iterator[Chunk | None]:
-        # Where reading takes time that computing does not need: from files, or for a GPU.
-        slow = self.engine.data.lazy or self.engine.data.features.is_cuda
-        return ahead(self._rounds()) if slow else self._rounds()
+        # Files are waited for by a thread. From memory it is not worth one: threads of Python
+        # stand in each other's way.
+        return ahead(self._rounds()) if self.engine.data.lazy else self._rounds()
 
     def _rounds(self) -> Iterator[Chunk | None]:
         """The chunks of all rounds, with None at the end of each."""

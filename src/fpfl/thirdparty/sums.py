@@ -38,6 +38,9 @@ class ThirdParty:
     plan: PrivacyPlan | None = None
     source: NoiseSource = field(default_factory=SystemNoise)
     rules: tuple[ClipRule, ...] = field(init=False)
+    _stddevs: dict[torch.device, Tensor] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         if self.plan is not None and self.plan.blocks != self.blocks:
@@ -87,4 +90,9 @@ class ThirdParty:
         if self.plan is None:
             return total
         noise = self.source.normal(self.size, dtype=torch.float64, device=total.device)
-        return total + noise * self.noise_stddev.to(noise)
+        return total + noise.mul_(self._stddev_on(total.device))
+
+    def _stddev_on(self, device: torch.device) -> Tensor:
+        if device not in self._stddevs:
+            self._stddevs[device] = self.noise_stddev.to(device)
+        return self._stddevs[device]

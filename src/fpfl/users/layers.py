@@ -235,18 +235,39 @@ class ConvRecorder(_Product):
         output = functional.linear(call.seen, layer.weight.flatten(1), layer.bias)
         return output.transpose(1, 2).reshape(len(x), -1, *shape)
 
-    def input_gradient(self, call: Call, g: Tensor) -> Tensor:
+    def input_gradient(self, call: Call, g: Tensor) -> Tensor | None:
+        return self._backward(call.x, g, (True, False, False))[0]
+
+    def _backward(
+        self, x: Tensor, g: Tensor, wanted: tuple[bool, bool, bool]
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """The gradients of input, weight and bias that are wanted."""
         layer = self.layer
-        dx: Tensor = torch.ops.aten.convolution_backward(
-            g, call.x.to(g.dtype), layer.weight.to(g.dtype), None, layer.stride, layer.padding,
-            layer.dilation, False, [0] * len(layer.stride), 1, (True, False, False),
-        )[0]  # fmt: skip
-        return dx
+        gradients: tuple[Tensor | None, Tensor | None, Tensor | None]
+        gradients = torch.ops.aten.convolution_backward(
+            g, x.to(g.dtype), layer.weight.to(g.dtype), [layer.out_channels], layer.stride,
+            layer.padding, layer.dilation, False, [0] * len(layer.stride), 1, wanted,
+        )  # fmt: skip
+        return gradients
+
+    def write(
+        self, call: Call, seeds: list[Tensor], bucket: Bucket, out: Tensor, *, add: bool
+    ) -> None:
+        if call.x.device.type == "cuda":
+            return super().write(call, seeds, bucket, out, add=add)
+        # Writing patches down costs a CPU more than one call of its own convolution for each cell.
+        wanted = (False, "weight" in self.places, "bias" in self.places)
+        for unit in range(bucket.units):
+            start = bucket.start + unit * bucket.size
+            rows = slice(start, start + bucket.size)
+            for m, seed in enumerate(seeds):
+                _, weight, bias = self._backward(call.x[rows], seed[rows], wanted)
+                for name, value in (("weight", weight), ("bias", bias)):
+                    if name in self.places and value is not None:
+                        _put(out[unit, m, self.places[name]], value.flatten(), add)
 
     def inputs(self, call: Call) -> Tensor:
-        if call.seen is None:
-            call.seen, _ = self.patches(call.x)
-        return call.seen
+        return call.x if call.seen is None else call.seen
 
     def by_position(self, g: Tensor) -> Tensor:
         return g.flatten(2).transpose(1, 2)

@@ -11,6 +11,8 @@ one forward pass among them and return the same numbers:
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -139,8 +141,7 @@ class VmapPass:
         gradients, outputs = [], []
         for bucket in batch.packing.buckets:
             shape, rows = (bucket.units, bucket.size), bucket.rows
-            # cuDNN's recurrent kernels want memory that vmap's tensors do not have.
-            with torch.backends.cudnn.flags(enabled=not self.recurrent):
+            with _without_cudnn(active=self.recurrent):
                 gradient, output = self.jacobian(
                     w.expand(bucket.units, -1) if self.recurrent else w,
                     batch.features[rows].reshape(*shape, *batch.features.shape[1:]),
@@ -156,6 +157,17 @@ class VmapPass:
         """See `Pass`."""
         # The backward pass has every intermediate once for each of the gradients.
         return row.features.nbytes + (2 + self.objective.count) * activations
+
+
+@contextmanager
+def _without_cudnn(*, active: bool) -> Iterator[None]:
+    """cuDNN's recurrent kernels want memory that vmap's tensors do not have."""
+    before = torch.backends.cudnn.enabled
+    torch.backends.cudnn.enabled = before and not active
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.enabled = before
 
 
 class LayerPass:
