@@ -24,6 +24,7 @@ from fpfl.users import CohortEngine, FlatModel, task
 from fpfl.users.choice import chosen_pass
 from fpfl.users.factored import FactoredGradients
 from fpfl.users.passes import LayerPass, Objective, VmapPass
+from fpfl.users.rows import CellGradients
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 
@@ -306,18 +307,47 @@ class Doubling(nn.Linear):
         return super().forward(2 * x)
 
 
+class ZeroHead(ByHand):
+    """The same behind a head of zeros, which hides it at the initial parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.zeros_(self.last.weight)
+
+
+class Small(ByHand):
+    """The same with gradients far below those of another layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x) + 1e-4 * torch.tanh(x @ self.first.weight.T).sum(dim=1, keepdim=True)
+
+
+class Sorting(nn.Module):
+    """Sorts samples by their number of zeros, and puts them back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 5), nn.Linear(5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = (x != 0).sum(dim=1).argsort(descending=True, stable=True)
+        return self.last(torch.tanh(self.first(x[order])))[order.argsort()]
+
+
 @pytest.mark.parametrize(
     ("module", "shape"),
-    [(ByHand(), (5,)), (Transposed(), (3, 6)), (Tied(), (5,)), (Doubling(5, 1), (5,)),
+    [(ByHand(), (5,)), (ZeroHead(), (5,)), (Small(), (5,)), (Sorting(), (5,)),
+     (Transposed(), (3, 6)), (Tied(), (5,)), (Doubling(5, 1), (5,)),
      (nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.Flatten(), nn.Linear(100, 1)), (2, 7, 7)),
      (nn.utils.parametrizations.weight_norm(nn.Linear(5, 1)), (5,))],
-    ids=["by hand", "transposed", "tied", "subclass", "grouped convolution", "weight norm"],
+    ids=["by hand", "zero head", "small", "sorting", "transposed", "tied", "subclass",
+         "grouped convolution", "weight norm"],
 )  # fmt: skip
 def test_models_that_recorders_would_get_wrong_take_the_other_path(module, shape) -> None:
     data = population(shape, [2, 0, 5, 1], 2, (SEX,), 0)
     engine = CohortEngine(FlatModel.of(module.double()), data, fnr_parity("sex"))
     assert type(engine._pass) is VmapPass
-    w = engine.model.vector()
+    w = engine.model.vector() + 0.1
     torch.testing.assert_close(
         vectors(engine, w, np.arange(4)), loop_over_users(engine, w, np.arange(4))
     )
@@ -442,4 +472,124 @@ def test_a_rate_of_ones_own_is_differentiated_as_it_is() -> None:
     data = make_population(users=6).to("cpu", torch.float64)
     engine = CohortEngine(FlatModel.of(perceptron(1).double()), data, Constraint((rate,)))
     w, users = engine.model.vector(), np.arange(6)
+    torch.testing.assert_close(vectors(engine, w, users), loop_over_users(engine, w, users))
+
+
+class Surprising(nn.Module):
+    """Does with many samples what it does not do with few."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(5, 40), nn.Linear(40, 40), nn.Linear(40, 1)
+        self.how = how
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))
+        if self.how == "split":
+            h = torch.cat([self.middle(part) for part in h.split(16)])
+        elif self.how == "twice" and len(x) > 12:
+            h = self.middle(torch.tanh(self.middle(h)))
+        elif self.how == "sort" and len(x) > 12:
+            order = x[:, 0].argsort()
+            return self.last(torch.tanh(self.middle(h[order])))[order.argsort()]
+        elif self.how != "skip" or len(x) <= 12:
+            h = self.middle(h)
+        return self.last(torch.tanh(h))
+
+
+@pytest.mark.parametrize("how", ["split", "twice", "sort", "skip"])
+def test_what_shows_on_real_samples_only_is_noticed_there(how) -> None:
+    data = population((5,), [2, 3, 1, 4] * 5, 2, (SEX,), 0)
+    torch.manual_seed(0)
+    engine = CohortEngine(FlatModel.of(Surprising(how).double()), data, fnr_parity("sex"))
+    assert type(engine._pass) is LayerPass
+    w, users = engine.model.vector(), np.arange(20)
+    rules = clip_rules(Clipping(0.5).blocks(constrained=True, selection=True), engine.layout.slices)
+    wanted = clip(DenseRows(loop_over_everybody(engine, w), engine.layout.slices), rules).sum(0)
+    for _ in range(2):
+        total = sum(clipped_sum(part, rules) for part in engine.statistics(w, users))
+        if how in ("split", "sort"):  # the others depend on the batch, which a user alone does not
+            torch.testing.assert_close(total, wanted)
+        bound = 0.5 * len(users) * 1.001
+        assert float(total[engine.layout.slices["loss_gradient"]].norm()) <= bound
+
+
+def loop_over_everybody(engine: CohortEngine, w: Tensor) -> Tensor:
+    return loop_over_users(engine, w, np.arange(engine.data.population))
+
+
+@pytest.mark.parametrize("power", [4, 6, 8])
+def test_cells_that_cancel_cannot_get_past_the_bound(power) -> None:
+    """A user whose two cells nearly cancel changes the clipped sum by C at most."""
+    g = torch.Generator().manual_seed(0)
+    x = 10.0**power * torch.randn(1, 3, generator=g)
+    other = -x.clone()
+    other[0, 0] += 1e-3 * 10.0**power
+    rest = torch.randn(40, 3, generator=g)
+    features = torch.cat([x.repeat(6, 1), other.repeat(6, 1), rest])
+    codes = torch.cat([torch.zeros(6), torch.ones(6), torch.arange(40) % 2]).long().unsqueeze(1)
+    offsets = torch.cat([torch.tensor([0, 12]), 12 + 2 * torch.arange(1, 21)])
+    data = FederatedDataset(
+        features,
+        torch.zeros(52, dtype=torch.int64),
+        codes,
+        offsets,
+        Schema((3,), attributes=(SEX,)),
+    )
+    model = nn.Linear(3, 1)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    engine = CohortEngine(FlatModel.of(model), data, fnr_parity("sex"))
+    rules = clip_rules(Clipping(0.3).blocks(constrained=True, selection=True), engine.layout.slices)
+    sums = []
+    for users in (np.arange(21), np.arange(1, 21)):
+        parts = list(engine.statistics(engine.model.vector(), users))
+        assert all(type(part.gradients) is CellGradients for part in parts[:1])
+        sums.append(sum(clipped_sum(part, rules) for part in parts).double())
+    place = engine.layout.slices["loss_gradient"]
+    assert float((sums[0] - sums[1])[place].norm()) <= 0.3 * (1 + 1e-4)
+
+
+def test_norms_of_millions_of_numbers_are_not_too_small() -> None:
+    rows = torch.full((1, 5_000_000), 0.1)
+    (norm,) = DenseRows(rows, {"loss_gradient": slice(0, 5_000_000)}).norms(["loss_gradient"], 2)
+    assert float(norm) == pytest.approx(0.1 * 5_000_000**0.5, rel=1e-6)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+@pytest.mark.parametrize("model", ["perceptron", "convolutional", "lstm"])
+def test_coarser_products_stay_near_and_within_the_bound(precision, model) -> None:
+    exact = make(model, "one attribute", [1, 2, 9, 3], 3, 0, torch.float32)
+    coarse = make(model, "one attribute", [1, 2, 9, 3], 3, 0, torch.float32, precision=precision)
+    w, users = exact.model.vector(), np.arange(4)
+    rules = clip_rules(Clipping(0.5).blocks(constrained=True, selection=True), exact.layout.slices)
+    one, other = (
+        sum(clipped_sum(part, rules) for part in e.statistics(w, users)) for e in (exact, coarse)
+    )
+    assert other.dtype == torch.float32
+    torch.testing.assert_close(one, other, rtol=0.1, atol=0.03)
+    for k in users:
+        (part,) = coarse.statistics(w, np.array([k]))
+        total = clipped_sum(part, rules)
+        places = [exact.layout.slices[n] for n in ("loss_gradient", "F", "F_gradient", "n")]
+        norm = torch.cat([total[place] for place in places]).double().norm()
+        assert float(norm) <= 0.5 * (1 + 1e-5)
+
+
+def test_columns_of_whole_numbers_may_have_ranges_of_their_own() -> None:
+    class Tables(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.large = nn.Embedding(1000, 3)
+            self.small = nn.Parameter(torch.randn(5, 3))
+            self.out = nn.Linear(3, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.large(x[:, 0]) + self.small[x[:, 1]])
+
+    data = population((2,), [2, 1, 4], 2, (SEX,), 0)
+    tokens = torch.randint(0, 5, (7, 2))
+    data = FederatedDataset(tokens, data.labels, data.attributes, data.offsets, data.schema)
+    engine = CohortEngine(FlatModel.of(Tables().double()), data, fnr_parity("sex"))
+    w, users = engine.model.vector(), np.arange(3)
     torch.testing.assert_close(vectors(engine, w, users), loop_over_users(engine, w, users))

@@ -165,6 +165,14 @@ def check_words(selection: str, sampling: str | None, window: int, precision: st
         raise ValueError(f"selection_window is {window}; it must be at least 1")
 
 
+def fingerprint(data: FederatedDataset) -> bytes:
+    """What tells two populations apart: who has which labels and groups; of files, their shapes."""
+    if data.lazy:
+        return repr((data.population, len(data), data.schema)).encode()
+    parts = (data.offsets, data.labels, data.attributes)
+    return b"".join(part.cpu().numpy().tobytes() for part in parts) + repr(data.schema).encode()
+
+
 def memory_budget(memory: int | None, device: torch.device) -> int:
     """Bytes that a chunk may take: what was asked for, or what suits the device."""
     if memory is None:

@@ -17,6 +17,7 @@ from fpfl.arguments import (
     chosen_method,
     chosen_sampling,
     drowned_notes,
+    fingerprint,
     memory_budget,
     plain_value,
     prepared,
@@ -131,10 +132,6 @@ def train(
     basis: Literal["paper", "split"] = "split" if clipping and clipping.counts else "paper"
     # Processes of one simulation start from the first one's parameters and draw the same cohorts.
     w = ranks.from_first(flat.vector())
-    ranks.check_same(
-        {"a population of": data.population, "samples": len(data), "a cohort of": cohort,
-         "rounds": rounds, "a seed (−1: none)": -1 if seed is None else seed}
-    )  # fmt: skip
     common = ranks.agreed_seed(seed)
     engine = CohortEngine(
         flat,
@@ -171,6 +168,10 @@ def train(
         selection=selection,
         selection_window=selection_window,
     )
+    common_to_all = (plan, blocks, engine.layout, federation.sampling, settings.tolerance, rounds,
+                     settings.normaliser, samples_per_user, seed, precision, learning_rate,
+                     selection, selection_window, plain_value(method))  # fmt: skip
+    ranks.check_same({"data": fingerprint(data), "settings": repr(common_to_all).encode()})
     outcome = serve(federation, w, settings, callbacks if ranks.first else ())
     notes = drowned_notes(outcome.history, third_party, engine.layout)
     for note in (*notes, *([outcome.stopped] if outcome.stopped else [])):

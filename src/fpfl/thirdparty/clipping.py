@@ -67,11 +67,13 @@ class DenseRows:
     def norms(self, names: Collection[str], order: int) -> Tensor:
         """See `Rows`."""
         parts = [
-            torch.linalg.vector_norm(self.rows[:, self.places[name]], order, dim=1)
+            torch.linalg.vector_norm(
+                self.rows[:, self.places[name]], order, dim=1, dtype=torch.float64
+            )
             for name in names
         ]
         norms: Tensor = torch.linalg.vector_norm(torch.stack(parts), order, dim=0)
-        return norms
+        return norms.to(self.rows.dtype)
 
     def totals(self, names: Collection[str], scale: Tensor) -> dict[str, Tensor]:
         """See `Rows`."""
@@ -105,14 +107,18 @@ def clip_rules(blocks: Sequence[Block], names: dict[str, slice]) -> tuple[ClipRu
 
 
 def scales(rows: Rows, rules: Sequence[ClipRule]) -> tuple[list[Tensor], Tensor]:
-    """Each rule's min(1, C/‖·‖) for every row, and which rows have a norm that is not finite."""
+    """Each rule's min(1, C/‖·‖) for every row, and which rows have no usable norm.
+
+    A norm that is not a number, infinite, or so large that C/‖·‖ would lose digits.
+    """
     norms = [rows.norms(rule.parts, rule.order) for rule in rules]
     tiny = torch.finfo(norms[0].dtype).tiny
     scale = [
         (rule.bound / each.clamp(min=tiny)).clamp_(max=1.0)
         for rule, each in zip(rules, norms, strict=True)
     ]
-    return scale, ~sum(norms[1:], norms[0]).isfinite()
+    limit = min(min(rule.bound for rule in rules) / tiny, torch.finfo(norms[0].dtype).max)
+    return scale, ~(sum(norms[1:], norms[0]) < limit)
 
 
 def clip(rows: DenseRows, rules: Sequence[ClipRule]) -> Tensor:

@@ -76,9 +76,10 @@ class ThirdParty:
         for rows in chunks:
             if self.rules:
                 total += clipped_sum(rows, self.rules)
-                continue
-            for name, block in rows.totals(self.places, like.new_ones(len(rows))).items():
-                total[self.places[name]] += block
+            else:
+                for name, block in rows.totals(self.places, like.new_ones(len(rows))).items():
+                    total[self.places[name]] += block
+            del rows  # not kept while the next ones are computed
         return total
 
     def noised(self, total: Tensor) -> Tensor:

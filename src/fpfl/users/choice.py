@@ -16,19 +16,22 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fpfl.users.flat import FlatModel
 from fpfl.users.layers import LayerError, Recorder
-from fpfl.users.packing import Cells, Ints, pack
-from fpfl.users.passes import Batch, LayerPass, Objective, Pass, VmapPass, known_layers
+from fpfl.users.packing import Batch, Cells, Ints, pack
+from fpfl.users.passes import LayerPass, Objective, Pass, VmapPass, known_layers
 
 TOLERANCE = 1e-3
 """How far the two passes may differ on made-up samples, against the largest gradient: far above
 rounding, far below any mistake about what a layer does."""
+SMALLEST = 1e-12
+"""Gradients below this are zero that was rounded."""
 
 
 def chosen_pass(model: FlatModel, objective: Objective, dtype: torch.dtype) -> Pass:
     """The pass over layers where it is known to be right for this model, ``vmap`` otherwise.
 
     Knowing the layers is not enough: a model may use a layer's weight without calling it, or mix
-    the order of samples in between. So both passes are run on made-up samples, and must agree.
+    the order of samples in between. So both passes are run on made-up samples, and must agree; the
+    engine looks at the order once more on the first real ones.
     """
     recorders = known_layers(model.module)
     if isinstance(recorders, str) or not agree(model, objective, recorders, dtype):
@@ -39,39 +42,53 @@ def chosen_pass(model: FlatModel, objective: Objective, dtype: torch.dtype) -> P
 def agree(
     model: FlatModel, objective: Objective, recorders: dict[str, type[Recorder]], dtype: torch.dtype
 ) -> bool:
-    """Whether both passes give the same gradients for users of one, three and seven samples."""
+    """Whether both passes give the same gradients for users of one, three and seven samples.
+
+    Not at the initial parameters alone, where a layer that starts from zero hides all before it;
+    and parameter by parameter, so that a large gradient does not hide a small one.
+    """
     module = copy.deepcopy(model.module).cpu().eval()  # without dropout, whose masks would differ
     local = FlatModel.of(module)
     if local.names != model.names:
         return False
-    w = local.vector()
-    batch = made_up_batch(module, objective, (1, 3, 7), dtype, w.dtype)
-    wanted, _ = VmapPass(local, objective)(w, batch)
-    try:
-        given, _ = LayerPass(local, objective, recorders)(w, batch)
-    except LayerError:
-        return False
-    error = float((given - wanted).abs().max())
-    return error <= TOLERANCE * float(wanted.abs().max())
+    batch = made_up_batch(local, objective, (1, 3, 7), dtype)
+    reference, layers = VmapPass(local, objective), LayerPass(local, objective, recorders)
+    generator = torch.Generator().manual_seed(1)
+    for spread in (0.0, 0.1, 1.0):
+        w = local.vector()
+        w = w + spread * torch.randn(w.shape, generator=generator).to(w)
+        wanted, _ = reference(w, batch)
+        try:
+            given, _ = layers(w, batch)
+            if not layers.in_order(w, batch):
+                return False
+        except LayerError:
+            return False
+        for place in local.places.values():
+            error = float((given - wanted)[:, :, place].abs().max())
+            if not error <= TOLERANCE * float(wanted[:, :, place].abs().max()) + SMALLEST:
+                return False
+    return True
 
 
 def made_up_batch(
-    module: nn.Module,
-    objective: Objective,
-    sizes: tuple[int, ...],
-    dtype: torch.dtype,
-    real: torch.dtype,
+    model: FlatModel, objective: Objective, sizes: tuple[int, ...], dtype: torch.dtype
 ) -> Batch:
-    """Samples that look like the schema's, of users with the given sizes."""
+    """Samples that look like the schema's, of users with the given sizes.
+
+    Some features are zero, some large, and two samples are alike, as it is with real ones.
+    """
     schema, n = objective.schema, sum(sizes)
+    real = model.vector().dtype
     generator = torch.Generator().manual_seed(0)
     if dtype.is_floating_point:
-        features = torch.randn(n, *schema.shape, generator=generator).to(real)
+        features = torch.randn(n, *schema.shape, generator=generator)
+        features = features * (torch.rand(features.shape, generator=generator) < 0.7)
+        features = features * 4.0 ** torch.randn((n, *[1] * len(schema.shape)), generator=generator)
+        features[-1] = features[0]
+        features = features.to(dtype)
     else:
-        tables = [m.num_embeddings for m in module.modules() if isinstance(m, nn.Embedding)]
-        features = torch.randint(
-            0, min(tables, default=2), (n, *schema.shape), generator=generator
-        ).to(dtype)
+        features = _indices(model, (n, *schema.shape), dtype, generator)
     if schema.classes is None:
         low, high = schema.label_range or (0.0, 1.0)
         labels = low + (high - low) * torch.rand(n, generator=generator, dtype=real)
@@ -92,14 +109,33 @@ def made_up_batch(
     )
 
 
+def _indices(
+    model: FlatModel, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator
+) -> Tensor:
+    """Whole numbers that the model takes: as many kinds as its tables have, or few, or zero."""
+    if model.vector().device.type == "cpu":  # an index out of range would end a GPU's process
+        tables = [m.num_embeddings for m in model.module.modules() if isinstance(m, nn.Embedding)]
+        for kinds in (min(tables, default=2), 2):
+            values = torch.randint(0, kinds, shape, generator=generator).to(dtype)
+            try:
+                with torch.no_grad(), torch.random.fork_rng():
+                    model(model.vector(), values)
+            except (IndexError, RuntimeError, ValueError):
+                continue  # a column has fewer kinds than that
+            return values
+    return torch.zeros(shape, dtype=dtype)
+
+
 @dataclass(frozen=True)
 class Costs:
     """What things cost with a model on its device.
 
     Parameters
     ----------
-    row_bytes, user_bytes
-        Memory of a row, and of a user whose gradients are written down.
+    row_bytes, cell_bytes
+        Memory of a row, and of a cell whose gradients are written down.
+    pair_bytes
+        Half of what a pair of samples takes where gradients are factored.
     bucket_rows
         The overhead of one more bucket, in rows.
     kernel_widths
@@ -110,7 +146,8 @@ class Costs:
     """
 
     row_bytes: float
-    user_bytes: float
+    cell_bytes: float
+    pair_bytes: float
     bucket_rows: float
     kernel_widths: int | None
     gradient_numbers: int
@@ -120,9 +157,7 @@ class Costs:
         """Try the model on made-up samples and count."""
         objective, device = way.objective, model.vector().device
         w = model.vector().requires_grad_()
-        row, two = (
-            made_up_batch(model.module, objective, (n,), dtype, w.dtype).to(device) for n in (1, 2)
-        )
+        row, two = (made_up_batch(model, objective, (n,), dtype).to(device) for n in (1, 2))
         with _Saved() as one, FlopCounterMode(display=False) as counter, torch.random.fork_rng():
             model(w, row.features)
         with _Saved() as both, torch.random.fork_rng():
@@ -131,17 +166,21 @@ class Costs:
         cuda = device.type == "cuda"
         flops = 3 * counter.get_total_flops()
         row_seconds = flops / (1e13 if cuda else 3e10) + (1e-8 if cuda else 1e-6)
-        widths = None
+        widths, widest = None, 0
         row_bytes = way.row_bytes(w.detach(), row, both.bytes - one.bytes)
-        if isinstance(way, LayerPass) and way.factorable:
+        if isinstance(way, LayerPass) and way.factorable(way.record(w.detach(), row)):
             factors, _, _ = way.factors(w.detach(), row)
-            widths = sum(
+            each = [
                 factor.g.shape[2] + (0 if factor.x is None else factor.x.shape[1])
                 for factor in factors
-            )
+            ]
+            widths, widest = sum(each), max(each)
         return cls(
             row_bytes=row_bytes,
-            user_bytes=2 * objective.count * w.nbytes,
+            # Its gradients; and added up by user, or without those that are not finite.
+            cell_bytes=(3 if objective.rates else 2) * objective.count * w.nbytes,
+            # Both sides in double precision, of the widest layer.
+            pair_bytes=8.0 * widest,
             bucket_rows=way.launches * layers * 5e-6 / row_seconds,
             kernel_widths=widths,
             gradient_numbers=objective.count * model.size,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -24,9 +24,10 @@ from fpfl.users import task
 from fpfl.users.choice import Costs, chosen_pass
 from fpfl.users.factored import FactoredGradients, Pairs
 from fpfl.users.flat import FlatModel
+from fpfl.users.layers import LayerError
 from fpfl.users.layout import Basis, Layout
 from fpfl.users.packing import Ints
-from fpfl.users.passes import LayerPass, Objective, Pass
+from fpfl.users.passes import LayerPass, Objective, Pass, VmapPass
 from fpfl.users.precision import Precision, computing
 from fpfl.users.reading import Chunk, Reader
 from fpfl.users.rows import CellGradients, Gradients, UserRows
@@ -116,9 +117,19 @@ class CohortEngine:
             begun = rows if chunk.unfinished else None
             if begun is None:
                 yield rows
+            del rows  # not kept while the next chunk is computed
 
     def compute(self, w: Tensor, chunk: Chunk) -> UserRows:
         """The vectors of a chunk's users."""
+        try:
+            return self._compute(w, chunk)
+        except LayerError:  # the model does with real samples what it did not do with made-up ones
+            self._give_up_layers()
+            return self._compute(w, chunk)
+
+    def _compute(self, w: Tensor, chunk: Chunk) -> UserRows:
+        if chunk.factored and not isinstance(self._pass, LayerPass):
+            chunk = self._reader.repacked(chunk)  # read before layers were given up
         with computing(self.precision, w.device), _seeded(chunk.seed, active=self.stochastic):
             gradients, output = self._gradients(w, chunk)
             if self.stochastic:
@@ -138,10 +149,31 @@ class CohortEngine:
         rates = self.constraint.rates if self.constraint else ()
         return chosen_pass(self.model, Objective(self.data.schema, rates), self._input_dtype)
 
+    def _ready_pass(self, w: Tensor, chunk: Chunk) -> Pass:
+        """The pass; before its first use on real samples checked once more, and given graphs."""
+        if "_ready" not in self.__dict__:
+            way = self._pass
+            if isinstance(way, LayerPass) and not self.stochastic:
+                if not way.in_order(w, chunk.batch):
+                    raise LayerError("the model mixes the order of samples")
+                way.use_graphs(self.memory)
+            self.__dict__["_ready"] = True
+        return self._pass
+
+    def _give_up_layers(self) -> None:
+        """Go on with the pass that serves any model."""
+        self.__dict__["_pass"] = VmapPass(self.model, self._pass.objective)
+        self.__dict__["_ready"] = True
+        for name in ("costs", "_reader"):
+            self.__dict__.pop(name, None)
+
     @cached_property
     def costs(self) -> Costs:
         """What a row, a user and a bucket cost with this model on its device."""
-        return Costs.of(self.model, self._pass, self._input_dtype)
+        costs = Costs.of(self.model, self._pass, self._input_dtype)
+        # Padding is not counted in a chunk's memory, so it must be little of it.
+        most = self.memory / (8 * costs.row_bytes)
+        return replace(costs, bucket_rows=min(costs.bucket_rows, most))
 
     @property
     def _input_dtype(self) -> torch.dtype:
@@ -158,18 +190,20 @@ class CohortEngine:
             self.memory,
             self.samples_per_user,
             seeded=self.stochastic,
+            factoring=isinstance(self._pass, LayerPass),
         )
 
     def _gradients(self, w: Tensor, chunk: Chunk) -> tuple[Gradients, Tensor]:
         batch = chunk.batch
-        if chunk.factored and isinstance(self._pass, LayerPass):
-            factors, weights, output = self._pass.factors(w, batch)
+        way = self._ready_pass(w, chunk)
+        if chunk.factored and isinstance(way, LayerPass):
+            factors, weights, output = way.factors(w, batch)
 
             pairs = Pairs.of(batch.packing.sizes, w.device)
             return FactoredGradients(
                 factors, weights, chunk.member, batch.cell, pairs, len(chunk.users), self.model.size
             ), output
-        gradients, output = self._pass(w, batch)
+        gradients, output = way(w, batch)
         return CellGradients(
             gradients, chunk.owner, chunk.member, len(chunk.users), self.layout.partition
         ), output

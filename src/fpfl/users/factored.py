@@ -117,7 +117,7 @@ class FactoredGradients:
         """See `Gradients`."""
         weights, seeds = self._weights(names)
         weights = weights * scale.index_select(0, self.owner)
-        total = scale.new_empty(len(weights), self.parameters)
+        total = scale.new_zeros(len(weights), self.parameters)
         for factor in self.factors:
             for seed, rows in _selections(seeds, len(factor.g)):
                 part, g = weights[rows], factor.g[seed]

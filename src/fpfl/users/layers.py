@@ -96,11 +96,13 @@ class Recorder(ABC):
     def inputs(self, call: Call) -> Tensor:
         """x as (N, positions, features): one row for every place where the weight was used."""
 
-    def parts(self, call: Call) -> list[tuple[Tensor | None, Tensor, slice]] | None:
+    def parts(
+        self, call: Call, dtype: torch.dtype
+    ) -> list[tuple[Tensor | None, Tensor, slice]] | None:
         """Each parameter's (x, g, place) for a product g xᵀ per sample, x None where it is 1.
 
-        g has shape (seeds, N, out). None where samples have several positions, whose products
-        would have to be added up.
+        g has shape (seeds, N, out) and the given type. None where samples have several positions,
+        whose products would have to be added up.
         """
         return None
 
@@ -145,6 +147,13 @@ def _put(place: Tensor, value: Tensor, add: bool) -> None:
 class _Product(Recorder):
     """Layers with y = W x + b at every position."""
 
+    in_order = True
+    """Whether `inputs` has the features in the weight's order."""
+
+    def ordered(self, product: Tensor) -> Tensor:
+        """Gradients (units, seeds, out, features) with the features in the weight's order."""
+        return product
+
     @abstractmethod
     def by_position(self, g: Tensor) -> Tensor:
         """An output's gradient as (N, positions, out)."""
@@ -162,14 +171,15 @@ class _Product(Recorder):
             rows = x[bucket.rows].to(g.dtype).reshape(units * splits, -1, x.shape[2])
             columns = g.reshape(units * splits, -1, g.shape[2]).transpose(1, 2)
             place = out[:, :, self.places["weight"]]
-            if count == splits == 1 and g.dtype == out.dtype:
+            if self.in_order and count == splits == 1 and g.dtype == out.dtype:
                 place = place.view(units, width, x.shape[2])
                 torch.baddbmm(place, columns, rows, beta=int(add), out=place)
             else:
                 product = torch.bmm(columns, rows)
                 if splits > 1:
                     product = product.reshape(units, splits, *product.shape[1:]).sum(dim=1)
-                _put(place, product.reshape(units, count, -1), add)
+                product = product.reshape(units, count, width, -1)
+                _put(place, self.ordered(product).reshape(units, count, -1), add)
         if "bias" in self.places:
             total = g.reshape(units, -1, g.shape[2]).sum(dim=1).reshape(units, count, width)
             _put(out[:, :, self.places["bias"]], total, add)
@@ -189,10 +199,12 @@ class LinearRecorder(_Product):
 
     kinds = (nn.Linear,)
 
-    def parts(self, call: Call) -> list[tuple[Tensor | None, Tensor, slice]] | None:
+    def parts(
+        self, call: Call, dtype: torch.dtype
+    ) -> list[tuple[Tensor | None, Tensor, slice]] | None:
         if call.x.ndim != 2:
             return None
-        g = torch.stack(call.g) if len(call.g) > 1 else call.g[0].unsqueeze(0)
+        g = (torch.stack(call.g) if len(call.g) > 1 else call.g[0].unsqueeze(0)).to(dtype)
         inputs = {"weight": call.x, "bias": None}
         return [(inputs[name], g, place) for name, place in self.places.items()]
 
@@ -224,16 +236,40 @@ class ConvRecorder(_Product):
             and not isinstance(layer.padding, str)
         )
 
+    in_order = False
+
     def output(self, call: Call, x: Tensor) -> Tensor:
         layer = self.layer
         if x.device.type != "cuda":
             output: Tensor = layer._conv_forward(x, layer.weight, layer.bias)
             return output
         # The patches are needed for the gradients anyway, and a product with them is faster than
-        # cuDNN's convolution.
-        call.seen, shape = self.patches(x)
-        output = functional.linear(call.seen, layer.weight.flatten(1), layer.bias)
-        return output.transpose(1, 2).reshape(len(x), -1, *shape)
+        # cuDNN's convolution. Channels come last: the output is what the next layer wants.
+        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+        call.seen, shape = self.patches(x.to(dtype))
+        weight = functional.pad(_channels_last(layer.weight.to(dtype)), (0, self._missing(dtype)))
+        channels = layer.out_channels
+        strides = [channels * shape[dim + 1 :].numel() for dim in range(len(shape))]
+        output = torch.empty_strided(
+            (len(x), channels, *shape), (channels * shape.numel(), 1, *strides),
+            dtype=dtype, device=x.device,
+        )  # fmt: skip
+        rows, seen = _channels_last(output).view(-1, channels), call.seen.flatten(0, 1)
+        if layer.bias is None:
+            torch.mm(seen, weight.flatten(1).T, out=rows)
+        else:
+            torch.addmm(layer.bias.to(dtype), seen, weight.flatten(1).T, out=rows)
+        return output
+
+    def _missing(self, dtype: torch.dtype) -> int:
+        """How many channels of zeros make a position's channels 16 bytes or a multiple."""
+        return int(-self.layer.in_channels % (16 // dtype.itemsize))
+
+    def ordered(self, product: Tensor) -> Tensor:
+        layer = self.layer
+        channels = layer.in_channels + self._missing(product.dtype)
+        product = product.reshape(*product.shape[:3], *layer.kernel_size, channels)
+        return product[..., : layer.in_channels].movedim(-1, 3)
 
     def input_gradient(self, call: Call, g: Tensor) -> Tensor | None:
         return self._backward(call.x, g, (True, False, False))[0]
@@ -270,26 +306,31 @@ class ConvRecorder(_Product):
         return call.x if call.seen is None else call.seen
 
     def by_position(self, g: Tensor) -> Tensor:
-        return g.flatten(2).transpose(1, 2)
+        return _channels_last(g).reshape(len(g), -1, g.shape[1])
 
     def patches(self, x: Tensor) -> tuple[Tensor, torch.Size]:
-        """What the kernel saw, (N, positions, channels · kernel) in the weight's order.
+        """What the kernel saw, (N, positions, kernel · channels), and the shape of positions.
 
-        Also the shape of the positions.
+        The channels, filled up with zeros, are copied 16 bytes at a time.
         """
         layer = self.layer
         around = [each for pad in reversed(layer.padding) for each in (pad, pad)]
-        if any(around):
-            x = functional.pad(x, around)
-        dims = len(layer.kernel_size)
+        x = functional.pad(_channels_last(x), (0, self._missing(x.dtype), *around)).contiguous()
+        wide = x.view(torch.complex128)
         for dim, (kernel, stride, dilation) in enumerate(
-            zip(layer.kernel_size, layer.stride, layer.dilation, strict=True), start=2
+            zip(layer.kernel_size, layer.stride, layer.dilation, strict=True), start=1
         ):
-            x = x.unfold(dim, dilation * (kernel - 1) + 1, stride)[..., ::dilation]
-        shape = x.shape[2 : 2 + dims]
-        # (N, C, positions..., kernel...) -> (N, positions..., C, kernel...)
-        x = x.permute(0, *range(2, 2 + dims), 1, *range(2 + dims, 2 + 2 * dims))
-        return x.reshape(len(x), shape.numel(), -1), shape
+            wide = wide.unfold(dim, dilation * (kernel - 1) + 1, stride)[..., ::dilation]
+        dims = len(layer.kernel_size)
+        shape = wide.shape[1 : 1 + dims]
+        # (N, positions..., C, kernel...) -> (N, positions, kernel..., C)
+        wide = wide.movedim(1 + dims, -1).contiguous().view(len(x), shape.numel(), -1)
+        return wide.view(x.dtype), shape
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """(N, C, ...) seen as (N, ..., C)."""
+    return x.movedim(1, -1)
 
 
 class ScaleRecorder(Recorder):
@@ -303,11 +344,13 @@ class ScaleRecorder(Recorder):
             return functional.group_norm(x, layer.num_groups, None, None, layer.eps)
         return functional.layer_norm(x, layer.normalized_shape, None, None, layer.eps)
 
-    def parts(self, call: Call) -> list[tuple[Tensor | None, Tensor, slice]] | None:
+    def parts(
+        self, call: Call, dtype: torch.dtype
+    ) -> list[tuple[Tensor | None, Tensor, slice]] | None:
         if call.x.ndim != 2:
             return None
-        g = torch.stack(call.g)
-        values = {"weight": g * call.x, "bias": g}
+        g = torch.stack(call.g).to(dtype)
+        values = {"weight": g * call.x.to(dtype), "bias": g}
         return [(None, values[name], place) for name, place in self.places.items()]
 
     def _fit(self, parameter: Tensor, x: Tensor) -> Tensor:

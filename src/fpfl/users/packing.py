@@ -117,6 +117,24 @@ class Packing:
         return starts.index_select(0, cell) + within * real, real, cell
 
 
+@dataclass(frozen=True)
+class Batch:
+    """A packed batch's tensors: N rows, and R conditions as numbers, 0 for padding."""
+
+    packing: Packing
+    samples: Tensor  # (N,)
+    features: Tensor  # (N, ...)
+    labels: Tensor  # (N,)
+    real: Tensor  # (N,)
+    conditions: Tensor  # (R, N)
+    cell: Tensor  # (N,)
+
+    def to(self, device: torch.device) -> Batch:
+        """The same on another device."""
+        tensors = (self.features, self.labels, self.real, self.conditions, self.cell)
+        return Batch(self.packing, self.samples, *(each.to(device) for each in tensors))
+
+
 def side_by_side(cells: Cells) -> Packing:
     """Cells in the order they come, for who needs no rectangles: no buckets, no padding."""
     return Packing(cells.starts, cells.sizes, cells.sizes, cells.owner, cells.users, ())
@@ -165,27 +183,29 @@ def _cuts(distinct: Ints, ends: Ints, overhead: float) -> list[int]:
     return cuts[::-1]
 
 
-def chunks(sizes: Ints, per_row: float, per_user: float, memory: float) -> Iterator[slice]:
-    """Cut users, sorted by size, into runs of about equal cost that fit the memory.
-
-    A user too large for it comes alone; `pieces` cuts it further.
-    """
-    if not len(sizes):
+def chunks(costs: NDArray[np.float64], memory: float) -> Iterator[slice]:
+    """Cut users into runs of about equal cost (in bytes) that fit the memory."""
+    if not len(costs):
         return
-    cost = np.cumsum(sizes * per_row + per_user)
-    parts = int(np.ceil(cost[-1] / memory))
+    total = np.cumsum(costs)
+    parts = int(np.ceil(total[-1] / memory))
     if parts == 1:
-        yield slice(0, len(sizes))
+        yield slice(0, len(costs))
         return
-    bounds = np.searchsorted(cost, cost[-1] * np.arange(1, parts) / parts)
-    edges = np.unique(np.concatenate([[0], bounds, [len(sizes)]]))
+    bounds = np.searchsorted(total, total[-1] * np.arange(1, parts) / parts)
+    edges = np.unique(np.concatenate([[0], bounds, [len(costs)]]))
     for start, stop in pairwise(edges.tolist()):
         yield slice(start, stop)
 
 
+def room(per_user: float, memory: float) -> float:
+    """What is left for rows beside one user's gradients; a quarter where these take it all."""
+    return max(memory - per_user, memory / 4)
+
+
 def pieces(size: int, per_row: float, per_user: float, memory: float) -> Sequence[slice]:
     """Cut the samples of one user into runs that fit the memory."""
-    rows = max(1, int((memory - per_user) / per_row))
+    rows = max(1, int(room(per_user, memory) / per_row))
     count = -(-size // rows)
     edges = np.linspace(0, size, count + 1).round().astype(int).tolist()
     return [slice(a, b) for a, b in pairwise(edges)]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -25,26 +25,9 @@ from fpfl.fairness.rates import Rate
 from fpfl.users import task
 from fpfl.users.factored import Factor
 from fpfl.users.flat import FlatModel
-from fpfl.users.layers import RECORDERS, Recorder
-from fpfl.users.packing import Packing
-
-
-@dataclass(frozen=True)
-class Batch:
-    """A packed batch's tensors: N rows, and R conditions as numbers, 0 for padding."""
-
-    packing: Packing
-    samples: Tensor  # (N,)
-    features: Tensor  # (N, ...)
-    labels: Tensor  # (N,)
-    real: Tensor  # (N,)
-    conditions: Tensor  # (R, N)
-    cell: Tensor  # (N,)
-
-    def to(self, device: torch.device) -> Batch:
-        """The same on another device."""
-        tensors = (self.features, self.labels, self.real, self.conditions, self.cell)
-        return Batch(self.packing, self.samples, *(each.to(device) for each in tensors))
+from fpfl.users.graphs import Graphs, Recording, repeatable
+from fpfl.users.layers import RECORDERS, Call, LayerError, Recorder
+from fpfl.users.packing import Batch
 
 
 @dataclass(frozen=True)
@@ -196,63 +179,104 @@ class LayerPass:
             recorder.anchor = self.anchor
             layer.forward = recorder.forward
             self.recorders.append(recorder)
+        self.graphs: Graphs | None = None
+
+    def use_graphs(self, memory: int) -> None:
+        """Let a GPU repeat passes on its own, keeping up to so many bytes for it."""
+        if self.w.is_cuda and repeatable(self.module):
+            self.graphs = Graphs(self._record, memory)
 
     def __call__(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """See `Pass`."""
-        output, weights = self.record(w, batch)
+        recording = self.record(w, batch)
         gradients = w.new_empty(len(batch.packing.owner), self.objective.count, self.size)
         with torch.no_grad():
-            for recorder in self.recorders:
-                self._write(recorder, weights, batch, gradients)
-                recorder.calls.clear()
-        return gradients, output
+            for recorder, calls in zip(self.recorders, recording.calls, strict=True):
+                self._write(recorder, calls, recording.weights, batch, gradients)
+                calls.clear()  # what a layer saw is not needed any more
+        return gradients, recording.output
 
     def factors(self, w: Tensor, batch: Batch) -> tuple[list[Factor], Tensor, Tensor]:
         """Factors of all parameters, the samples' weights (1 + R, N), and the rows' outputs."""
-        output, weights = self.record(w, batch)
-        factors = []
-        for recorder in self.recorders:
-            for call in recorder.calls:
-                if call.g:
-                    factors += [Factor(*part) for part in recorder.parts(call) or ()]
-            recorder.calls.clear()
+        recording = self.record(w, batch)
+        if not self.factorable(recording):
+            raise LayerError("a layer was not used once, at one position, as it was before")
+        factors = [
+            Factor(None if x is None else x.to(w.dtype), g, place)
+            for recorder, calls in zip(self.recorders, recording.calls, strict=True)
+            for call in calls
+            for x, g, place in recorder.parts(call, w.dtype) or ()
+        ]
+        weights = recording.weights
         if weights is None:
-            return factors, batch.real.expand(self.objective.count, -1), output
-        return factors, weights, output
+            weights = batch.real.expand(self.objective.count, -1)
+        return factors, weights, recording.output
 
-    @property
-    def factorable(self) -> bool:
-        """After a `record`: whether all its gradients are products per sample."""
+    def in_order(self, w: Tensor, batch: Batch) -> bool:
+        """Whether what the layers remember of a sample moves along when the samples are reversed.
+
+        A model may sort samples or send them different ways, and put them back in the end: then a
+        row of what a layer saw belongs to somebody else.
+        """
+        some = slice(0, 256)
+        front = replace(
+            batch,
+            features=batch.features[some],
+            labels=batch.labels[some],
+            real=batch.real[some],
+            conditions=batch.conditions[:, some],
+        )
+        back = replace(
+            front,
+            features=front.features.flip(0),
+            labels=front.labels.flip(0),
+            real=front.real.flip(0),
+            conditions=front.conditions.flip(1),
+        )
+        self.w.copy_(w)
+        one, other = self._record(front), self._record(back)
         return all(
-            len(r.calls) == 1 and bool(r.calls[0].g) and r.parts(r.calls[0]) is not None
-            for r in self.recorders
+            len(calls) == len(reverse)
+            and all(_reversed(call, twin) for call, twin in zip(calls, reverse, strict=True))
+            for calls, reverse in zip(one.calls, other.calls, strict=True)
         )
 
-    def record(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """Run forward and backward; the layers remember. Returns the outputs.
+    def factorable(self, recording: Recording) -> bool:
+        """Whether all its gradients are products per sample."""
+        return all(
+            len(calls) == 1
+            and bool(calls[0].g)
+            and recorder.parts(calls[0], self.w.dtype) is not None
+            for recorder, calls in zip(self.recorders, recording.calls, strict=True)
+        )
 
-        A model with one output o has ∂L_i/∂w = (∂L_i/∂o_i) ∂o_i/∂w: one backward pass for o_i
-        serves the loss and all rates, which then are weights of the samples, returned too.
-        """
+    def record(self, w: Tensor, batch: Batch) -> Recording:
+        """Run forward and backward; what the layers remember."""
         self.w.copy_(w)
+        return self._record(batch) if self.graphs is None else self.graphs(batch)
+
+    def _record(self, batch: Batch) -> Recording:
         for recorder in self.recorders:
-            recorder.calls.clear()
+            recorder.calls = []
             recorder.samples = len(batch.features)
         with torch.enable_grad():
             raw = self.module(batch.features)
         output = task.flatten_output(raw.detach(), self.objective.schema)
         seeds = self.objective.seeds(output, batch)
+        calls = [recorder.calls for recorder in self.recorders]
+        # A model with one output o has ∂L_i/∂w = (∂L_i/∂o_i) ∂o_i/∂w: one backward pass for o_i
+        # serves the loss and all rates, which then are weights of the samples.
         if output.ndim == 1:
             self._back(raw, torch.ones_like(raw), retain=False)
-            return output, seeds
+            return Recording(output, seeds, calls)
         for m, seed in enumerate(seeds):
             self._back(raw, seed, retain=m + 1 < len(seeds))
-        return output, None
+        return Recording(output, None, calls)
 
     def row_bytes(self, w: Tensor, row: Batch, activations: int) -> int:
         """See `Pass`."""
-        self.record(w, row)
-        calls = [(r, call) for r in self.recorders for call in r.calls if call.g]
+        recorded = zip(self.recorders, self.record(w, row).calls, strict=True)
+        calls = [(r, call) for r, made in recorded for call in made if call.g]
         kept = sum(call.x.nbytes + sum(g.nbytes for g in call.g) for _, call in calls)
         # What the layers saw, and the copies that a product makes of it, one layer at a time.
         seen = [r.inputs(call).nbytes for r, call in calls]
@@ -262,9 +286,14 @@ class LayerPass:
         torch.autograd.grad(raw, self.anchor, seed, retain_graph=retain, allow_unused=True)
 
     def _write(
-        self, recorder: Recorder, weights: Tensor | None, batch: Batch, gradients: Tensor
+        self,
+        recorder: Recorder,
+        calls: list[Call],
+        weights: Tensor | None,
+        batch: Batch,
+        gradients: Tensor,
     ) -> None:
-        calls = [call for call in recorder.calls if call.g]
+        calls = [call for call in calls if call.g]
         if not calls:
             for place in recorder.places.values():
                 gradients[:, :, place] = 0.0  # the output does not depend on this layer
@@ -275,6 +304,16 @@ class LayerPass:
                 seeds = [call.g[0] * each.reshape(shape).to(call.g[0].dtype) for each in weights]
             for bucket in batch.packing.buckets:
                 recorder.write(call, seeds, bucket, gradients[bucket.cells], add=number > 0)
+
+
+def _reversed(call: Call, twin: Call) -> bool:
+    """Whether two calls saw the same rows in opposite order."""
+    for one, other in zip([call.x, *call.g], [twin.x, *twin.g], strict=True):
+        a, b = one.double(), other.flip(0).double()
+        allowed = 1e-3 * float(a.nan_to_num(0.0, 0.0, 0.0).abs().max())
+        if not torch.allclose(a, b, rtol=1e-2, atol=allowed, equal_nan=True):
+            return False
+    return True
 
 
 def known_layers(module: nn.Module) -> dict[str, type[Recorder]] | str:

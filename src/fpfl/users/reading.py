@@ -6,6 +6,7 @@ can be read while this one is computed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,8 +21,17 @@ from fpfl.fairness.groups import Groups
 from fpfl.fairness.rates import Rate
 from fpfl.randomness import hashed
 from fpfl.users.choice import Costs
-from fpfl.users.packing import Cells, Ints, cells_by_pattern, chunks, pack, pieces, side_by_side
-from fpfl.users.passes import Batch
+from fpfl.users.packing import (
+    Batch,
+    Cells,
+    Ints,
+    cells_by_pattern,
+    chunks,
+    pack,
+    pieces,
+    room,
+    side_by_side,
+)
 
 
 @dataclass(frozen=True)
@@ -74,6 +84,8 @@ class Reader:
         The most samples of a user to read; all of them when it is None.
     seeded
         Whether chunks need seeds, for dropout.
+    factoring
+        Whether gradients may be factored.
     """
 
     data: FederatedDataset
@@ -84,6 +96,7 @@ class Reader:
     memory: int
     samples_per_user: int | None
     seeded: bool = False
+    factoring: bool = True
 
     def chunks(self, users: Ints, key: int, numbers: range, shares: int) -> Iterator[Chunk]:
         """Read the given shares of a cohort; see `CohortEngine.statistics`."""
@@ -101,25 +114,51 @@ class Reader:
         self, users: Ints, starts: Ints, sizes: Ints, key: int, seed: int
     ) -> Iterator[Chunk]:
         """Read users, sorted by size, in chunks."""
-        per_row, per_user, memory = self.costs.row_bytes, self.costs.user_bytes, self.memory
+        per_row, per_cell, memory = self.costs.row_bytes, self.costs.cell_bytes, self.memory
         used = sizes
         if self.samples_per_user is not None:
             used = np.minimum(sizes, self.samples_per_user)
-        large = int(np.searchsorted(used, (memory - per_user) / per_row, side="right"))
-        factored = self.costs.factored(used[:large])
-        for part in chunks(used[:large], per_row, 0.0 if factored else per_user, memory):
+        large = int(np.searchsorted(used, room(per_cell, memory) / per_row, side="right"))
+        small = used[:large]
+        factored = self.factoring and self.costs.factored(small)
+        if factored:
+            costs = small * per_row + small * (small - 1) * self.costs.pair_bytes
+        else:
+            costs = small * per_row + self._cell_counts(users[:large], small) * per_cell
+        for part in chunks(costs, memory):
             source = self._source(users[part], starts[part], sizes[part], key, cut=not factored)
             own = hashed(seed, part.start) if self.seeded else 0
             yield self._chunk(users[part], *source, own, factored=factored)
         for k in range(large, len(users)):
             one = slice(k, k + 1)
             samples, _ = self._samples(users[one], starts[one], sizes[one], key)
-            cuts = pieces(len(samples), per_row, per_user, memory)
+            cuts = pieces(len(samples), per_row, per_cell, memory)
             for cut in cuts:
                 owner = np.zeros(cut.stop - cut.start, dtype=np.int64)
                 source = self._cut(samples[cut], owner, users=1)
                 own = hashed(seed, k, cut.start) if self.seeded else 0
                 yield self._chunk(users[one], *source, own, unfinished=cut is not cuts[-1])
+
+    def repacked(self, chunk: Chunk) -> Chunk:
+        """The same users and samples, packed in cells: for who cannot do without rectangles."""
+        packed, kept = chunk.batch.packing, chunk.batch.real.cpu().numpy() > 0
+        cell = chunk.batch.cell.cpu().numpy()[kept]
+        owner = cell if packed.one_cell_each else packed.owner[cell]
+        order = np.argsort(owner, kind="stable")
+        samples = chunk.batch.samples.cpu().numpy()[kept][order]
+        source = self._cut(samples, owner[order], users=len(chunk.users))
+        return self._chunk(chunk.users, *source, chunk.seed, unfinished=chunk.unfinished)
+
+    def _cell_counts(self, users: Ints, sizes: Ints) -> Ints:
+        """How many cells each user has, or may have at most."""
+        if self.groups is None:
+            return np.ones(len(users), dtype=np.int64)
+        if not self.data.lazy and self.samples_per_user is None:
+            counts: Ints = self._table.first[users + 1] - self._table.first[users]
+            return counts
+        columns = {c for pairs in self.groups.codes for c, _ in pairs}
+        values = [len(self.data.schema.attributes[column].values) + 1 for column in columns]
+        return np.minimum(sizes, math.prod(values))
 
     def _source(
         self, users: Ints, starts: Ints, sizes: Ints, key: int, *, cut: bool

@@ -175,23 +175,30 @@ class CellGradients:
             return self._by_user((norms * norms).sum(dim=1)).sqrt()
         if name == GROUPS:
             squares = self.gradients.new_zeros(self.users)
-            for group in self.member.T:
-                squares = squares + self._group_squares(group)
+            for users, rows in self._group_rows:
+                norms = _norms(rows.flatten(1))
+                squares.index_add_(0, users, norms * norms)
             return squares.sqrt()
         places = slice(0, 1) if name == LOSS else slice(1, None)
-        if self.one_cell_each:
-            return _norms(self._cell_norms[:, places])
-        return _norms(self._by_user(self.gradients[:, places]).flatten(1))
+        norms = self._cell_norms if self.one_cell_each else _last_norms(self._user_rows)
+        return _norms(norms[:, places])
 
     def _total(self, name: str, scale: Tensor) -> Tensor:
-        weights = scale if self.one_cell_each else scale[self.owner]
+        # The very rows whose norms were taken: a sum of scaled cells that cancel would round to
+        # something larger than the bound.
         if name == LOSS:
-            return weights @ self.gradients[:, 0]
-        rates = self.gradients[:, 1:].unbind(1)
+            return scale @ self._user_rows[:, 0]
         if name == OVERALL:
-            return torch.cat([weights @ gradient for gradient in rates])
-        by_group = (self.member * weights.unsqueeze(1)).T
-        return torch.stack([by_group @ gradient for gradient in rates]).reshape(-1)
+            return torch.cat([scale @ rows for rows in self._user_rows[:, 1:].unbind(1)])
+        if self.partition or self.one_cell_each:
+            by_group = (self.member * scale[self.owner].unsqueeze(1)).T
+            rates = self.gradients[:, 1:].unbind(1)
+            return torch.stack([by_group @ gradient for gradient in rates]).reshape(-1)
+        groups = [
+            (scale[users] @ rows.flatten(1)).reshape(rows.shape[1:])
+            for users, rows in self._group_rows
+        ]
+        return torch.stack(groups, dim=1).reshape(-1)
 
     def block(self, name: str) -> Tensor:
         """See `Gradients`."""
@@ -224,8 +231,24 @@ class CellGradients:
     @cached_property
     def _cell_norms(self) -> Tensor:
         """‖∇L^c‖ and ‖∇F_r^c‖, of shape (U, 1 + R)."""
-        norms: Tensor = torch.linalg.vector_norm(self.gradients, dim=2)
-        return norms
+        return _last_norms(self.gradients)
+
+    @cached_property
+    def _user_rows(self) -> Tensor:
+        """∇L^k and the overall ∇F_r^k, of shape (B, 1 + R, p)."""
+        return self._by_user(self.gradients)
+
+    @cached_property
+    def _group_rows(self) -> list[tuple[Tensor, Tensor]]:
+        """For every group the users who have samples in it, and their ∇F_r, (users, R, p)."""
+        found = []
+        for member in self.member.T:
+            cells = member.nonzero().squeeze(1)
+            users, place = torch.unique(self.owner[cells], return_inverse=True)
+            rates = self.gradients[cells, 1:]
+            rows = rates.new_zeros(len(users), *rates.shape[1:]).index_add_(0, place, rates)
+            found.append((users, rows))
+        return found
 
     def _by_user(self, cells: Tensor) -> Tensor:
         """Add up cells of the same user."""
@@ -233,19 +256,12 @@ class CellGradients:
             return cells
         return cells.new_zeros(self.users, *cells.shape[1:]).index_add_(0, self.owner, cells)
 
-    def _group_squares(self, member: Tensor) -> Tensor:
-        """‖∇F_a^k‖² of one group."""
-        if self.one_cell_each:
-            norms = self._cell_norms[:, 1:]
-            return (norms * norms).sum(dim=1) * member
-        cells = member.nonzero().squeeze(1)
-        owners, place = torch.unique(self.owner[cells], return_inverse=True)
-        rates = self.gradients[cells, 1:].flatten(1)
-        norms = _norms(rates.new_zeros(len(owners), rates.shape[1]).index_add_(0, place, rates))
-        return norms.new_zeros(self.users).index_add_(0, owners, norms * norms)
-
 
 def _norms(rows: Tensor) -> Tensor:
-    # vector_norm does not overflow where a sum of squares would.
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
-    return norms
+    # In double precision: millions of float32 squares added up in float32 come out too small.
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    return norms.to(rows.dtype)
+
+
+def _last_norms(rows: Tensor) -> Tensor:
+    return _norms(rows.flatten(0, 1)).reshape(rows.shape[:2])

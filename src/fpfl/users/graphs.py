@@ -1,0 +1,136 @@
+"""CUDA graphs: a forward and backward pass that the GPU repeats without being told each step.
+
+Telling takes the CPU a millisecond or two a round, more than a small cohort takes the GPU. Graphs
+have fixed shapes: the rows of a batch are padded to the next size of a coarse grid (6% apart), and
+a size that comes a second time is recorded. Padding has zero weight, and nothing reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from fpfl.users.layers import Call
+from fpfl.users.packing import Batch
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a pass over a batch left: outputs, calls of every layer, and the samples' weights.
+
+    ``weights`` (1 + R, N) belong to models with one output, whose one backward pass serves the
+    loss and all rates; None where each has a pass of its own.
+    """
+
+    output: Tensor
+    weights: Tensor | None
+    calls: list[list[Call]]
+
+    def first(self, rows: int) -> Recording:
+        """The same of the first rows alone."""
+        return Recording(
+            self.output[:rows],
+            None if self.weights is None else self.weights[:, :rows],
+            [
+                [
+                    Call(
+                        call.x[:rows],
+                        [g[:rows] for g in call.g],
+                        None if call.seen is None else call.seen[:rows],
+                    )
+                    for call in calls
+                ]
+                for calls in self.calls
+            ],
+        )
+
+
+@dataclass
+class _Recorded:
+    graph: torch.cuda.CUDAGraph
+    batch: Batch
+    recording: Recording
+
+
+@dataclass
+class Graphs:
+    """Replays of ``record`` for batches whose number of rows has come before.
+
+    Parameters
+    ----------
+    record
+        Computes a batch, from tensors on the GPU alone.
+    memory
+        Bytes that recorded graphs may keep.
+    """
+
+    record: Callable[[Batch], Recording]
+    memory: int
+    _seen: set[int] = field(default_factory=set)
+    _graphs: dict[int, _Recorded] = field(default_factory=dict)
+    _used: int = 0
+    refused: str | None = None
+
+    def __call__(self, batch: Batch) -> Recording:
+        """Compute a batch."""
+        rows = len(batch.features)
+        size = padded_rows(rows)
+        found = self._graphs.get(size)
+        if found is None:
+            if self.refused is not None or size not in self._seen or self._used >= self.memory:
+                self._seen.add(size)
+                return self.record(batch)
+            found = self._capture(batch, size)
+            if found is None:
+                return self.record(batch)
+        static = found.batch
+        for name in ("features", "labels", "real"):
+            getattr(static, name)[:rows].copy_(getattr(batch, name))
+        static.conditions[:, :rows].copy_(batch.conditions)
+        static.real[rows:].zero_()
+        static.conditions[:, rows:].zero_()
+        found.graph.replay()
+        return found.recording.first(rows)
+
+    def _capture(self, batch: Batch, size: int) -> _Recorded | None:
+        before = torch.cuda.memory_allocated()
+        static = replace(
+            batch,
+            features=batch.features.new_zeros(size, *batch.features.shape[1:]),
+            labels=batch.labels.new_zeros(size),
+            real=batch.real.new_zeros(size),
+            conditions=batch.conditions.new_zeros(len(batch.conditions), size),
+        )
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # Libraries set themselves up in the first calls, which a graph must not hold.
+            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                self.record(static)
+            torch.cuda.current_stream().wait_stream(side)
+            with torch.cuda.graph(graph):
+                recording = self.record(static)
+        except RuntimeError as error:  # something in the model that a graph cannot hold
+            self.refused = str(error)
+            return None
+        self._used += torch.cuda.memory_allocated() - before
+        self._graphs[size] = _Recorded(graph, static, recording)
+        return self._graphs[size]
+
+
+def padded_rows(rows: int) -> int:
+    """The next size of the grid: sixteen steps from one power of two to the next."""
+    step = 1 << max(0, rows.bit_length() - 5)
+    return -(-rows // step) * step
+
+
+def repeatable(module: nn.Module) -> bool:
+    """Whether a module does the same every time: torch's own layers and sequences of them.
+
+    Somebody else's ``forward`` may toss a coin of Python's, which a graph would never toss again.
+    """
+    return all(type(each).__module__.startswith("torch.nn.modules") for each in module.modules())
