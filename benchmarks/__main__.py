@@ -1,63 +1,91 @@
-"""A round on Adult's users against the plain batch and a loop over users, one thread each.
+"""``make bench``: fpfl against the plain batch, a loop over users, pfl-research and Flower.
 
-Prints a table and writes ``benchmarks/results/adult.json``. Seconds differ between machines and
-hours; the ratios within one run are what to read.
+One thread each, in the same run on the same machine; prints a table, writes
+``results/engine.json`` and ``results/engine.md``, and ends with status 1 where a ratio misses its
+bar. Seconds differ between machines and hours; ratios within one run are what to read. The GPU's
+figures come from ``python -m benchmarks.cuda``, on a machine that has one.
+
+``python -m benchmarks --without-peers`` leaves the other frameworks out (no network needed).
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-import torch
-from torch import nn
-
-from fpfl import FederatedDataset, fnr_parity, load_adult, mlp
+from benchmarks.peers import run_peer
+from benchmarks.report import markdown, ratios
+from benchmarks.workloads import COHORT
 from fpfl.experiments.runner import about_this_run
-from fpfl.privacy import PoissonSampling
-from fpfl.privacy.settings import Privacy
-from fpfl.thirdparty import SeededNoise, ThirdParty
-from fpfl.users import CohortEngine, FlatModel
 
-COHORT = 200
-RESULTS = Path(__file__).parent / "results" / "adult.json"
+RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).parents[1]
+SECONDS, TURNS = 4.0, 3
+OWN = {"plain": "plain batch", "loop": "loop over users", "fpfl": "fpfl"}
+PEERS = {
+    "pfl-research": ("pfl-research", ()),
+    "pfl-research, tuned": ("pfl-research", ("--tuned",)),
+    "Flower simulation": ("flower", ("--nodes", "population")),
+    "Flower simulation, 50 nodes": ("flower", ()),
+}
 
 
-def main() -> None:
-    """Measure, print, save."""
-    torch.set_num_threads(1)
-    start = time.perf_counter()
-    data = load_adult().partition(mean=2, seed=0)
-    cohorts = [
-        PoissonSampling(data.population, COHORT).draw(np.random.default_rng(i)) for i in range(50)
-    ]
-    model = mlp(data.schema.shape[0], seed=0)
-    rows = {
-        "plain batch (forward and backward)": rate(plain_batch(model, data), cohorts, 3.0),
-        "loop over users, ∇L alone": rate(loop_over_users(model, data), cohorts, 3.0),
-        "fpfl, private, ∇L": rate(private_round(model, data, fair=False), cohorts, 3.0),
-        "fpfl, private, the paper's vector": rate(
-            private_round(model, data, fair=True), cohorts, 3
-        ),
-    }
-    floor = rows["plain batch (forward and backward)"]
-    print(f"Adult, cohort {COHORT}, shallow network, one thread\n")
-    print(f"{'':38s}{'rounds/s':>10s}{'users/s':>10s}{'of the plain batch':>20s}")
-    for name, speed in rows.items():
-        print(f"{name:38s}{speed:10.1f}{speed * COHORT:10.0f}{speed / floor:19.2f}x")
-    answer = privacy_seconds()
-    print(f"\n`fpfl privacy`, all three conventions, in a fresh process: {answer:.1f} s")
-    about = about_this_run("make bench", time.perf_counter() - start)
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(
-        json.dumps({"rounds_per_second": rows, "privacy_seconds": answer, "about": about}, indent=1)
-        + "\n"
+def in_a_process(*command: str) -> dict[str, Any]:
+    """What a module of ours prints as JSON, run in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False
     )
+    if done.returncode:
+        raise RuntimeError(f"{command} failed:\n{done.stderr[-2000:]}")
+    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return result
+
+
+def speeds(peers: bool) -> list[dict[str, Any]]:
+    """Rounds a second and peak memory of everybody, on both workloads, for both vectors."""
+    rows = []
+    for kind in ("adult", "cnn"):
+        for vector in ("one", "paper"):
+            found: dict[str, list[dict[str, Any]]] = {}
+            for turn in range(TURNS):
+                for who, name in OWN.items():
+                    case = (who, kind, vector, str(SECONDS))
+                    found.setdefault(name, []).append(in_a_process("benchmarks.case", *case))
+                for name, (peer, options) in PEERS.items() if peers else ():
+                    # A node for each of 16,280 users takes a minute to start: once is enough.
+                    if turn and peer == "flower":
+                        continue
+                    result = run_peer(peer, kind, vector, SECONDS, *options)
+                    found.setdefault(name, []).append(result)
+            for name, results in found.items():
+                speed = statistics.median(r["rounds_per_second"] for r in results)
+                row = {
+                    "workload": kind, "vector": vector, "who": name, "rounds_per_second": speed,
+                    "users_per_second": speed * COHORT[kind],
+                    "peak_memory_mib": max(r["peak_memory_mib"] for r in results),
+                    "turns": len(results),
+                }  # fmt: skip
+                rows.append(row)
+                print(f"{kind:6s} {vector:6s} {name:28s} {speed:10.2f} rounds/s", flush=True)
+    return rows
+
+
+def scaling() -> dict[str, Any]:
+    """The population, memory, packing and processes."""
+    found: dict[str, Any] = {}
+    for name in ("populations", "packing", "ranks"):
+        found[name] = in_a_process("benchmarks.scaling", name)
+        print(name, json.dumps(found[name]), flush=True)
+    found["memory"] = {}
+    for cohort in (100, 1000, 10_000):
+        found["memory"][str(cohort)] = in_a_process("benchmarks.scaling", "memory", str(cohort))
+    print("memory", json.dumps(found["memory"]), flush=True)
+    return found
 
 
 def privacy_seconds() -> float:
@@ -71,64 +99,23 @@ def privacy_seconds() -> float:
     return time.perf_counter() - start
 
 
-def rate(
-    round_of: Callable[[np.ndarray], None], cohorts: list[np.ndarray], seconds: float
-) -> float:
-    """Rounds a second, after a warm-up."""
-    round_of(cohorts[0])
-    done, start = 0, time.perf_counter()
-    while time.perf_counter() - start < seconds:
-        round_of(cohorts[done % len(cohorts)])
-        done += 1
-    return done / (time.perf_counter() - start)
-
-
-def plain_batch(model: nn.Module, data: FederatedDataset) -> Callable[[np.ndarray], None]:
-    """The floor: one batch with the cohort's samples, no users at all."""
-
-    def run(users: np.ndarray) -> None:
-        cohort = data.cohort(users)
-        x, y = cohort.features[cohort.mask], cohort.labels[cohort.mask].float()
-        model.zero_grad()
-        nn.functional.binary_cross_entropy_with_logits(model(x).squeeze(-1), y).backward()
-
-    return run
-
-
-def loop_over_users(model: nn.Module, data: FederatedDataset) -> Callable[[np.ndarray], None]:
-    """What simulators do: one user after the other, clipped and added."""
-
-    def run(users: np.ndarray) -> None:
-        total = 0.0
-        for k in users:
-            part = slice(*data.offsets[k : k + 2].tolist())
-            x, y = data.features[part], data.labels[part].float()
-            if len(y):
-                output = model(x).squeeze(-1)
-                loss = nn.functional.binary_cross_entropy_with_logits(output, y, reduction="sum")
-                g = torch.cat([p.flatten() for p in torch.autograd.grad(loss, model.parameters())])
-                total = total + g * min(1.0, 1.0 / float(g.norm()))
-
-    return run
-
-
-def private_round(
-    model: nn.Module, data: FederatedDataset, *, fair: bool
-) -> Callable[[np.ndarray], None]:
-    """A round of fpfl: statistics, clipping, sum, noise."""
-    constraint = fnr_parity("sex") if fair else None
-    engine = CohortEngine(FlatModel.of(model), data, constraint)
-    privacy = Privacy(noise_multiplier=1.0, clip=1.0)
-    blocks = privacy.clipping.blocks(constrained=fair, selection=True)
-    plan = privacy.plan(population=data.population, cohort=COHORT, rounds=1000, blocks=blocks)
-    third_party = ThirdParty(engine.layout.slices, blocks, plan, SeededNoise(0))
-    w = engine.model.vector()
-
-    def run(users: np.ndarray) -> None:
-        third_party.release(engine.statistics(w, users), like=w)
-
-    return run
+def main() -> int:
+    """Measure, print, save, judge."""
+    start = time.perf_counter()
+    peers = "--without-peers" not in sys.argv[1:]
+    results: dict[str, Any] = {"speeds": speeds(peers), "scaling": scaling()}
+    results["privacy_seconds"] = privacy_seconds()
+    results["ratios"] = ratios(results["speeds"], results["scaling"])
+    results["about"] = about_this_run("make bench", time.perf_counter() - start)
+    gpu = RESULTS / "cuda.json"
+    text = markdown(results, json.loads(gpu.read_text()) if gpu.exists() else None)
+    print("\n" + text)
+    if peers:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / "engine.json").write_text(json.dumps(results, indent=1) + "\n")
+        (RESULTS / "engine.md").write_text(text)
+    return 0 if all(ratio["reached"] for ratio in results["ratios"]) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

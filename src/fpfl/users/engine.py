@@ -130,6 +130,7 @@ class CohortEngine:
     def _compute(self, w: Tensor, chunk: Chunk) -> UserRows:
         if chunk.factored and not isinstance(self._pass, LayerPass):
             chunk = self._reader.repacked(chunk)  # read before layers were given up
+        self._make_ready(w, chunk)
         with computing(self.precision, w.device), _seeded(chunk.seed, active=self.stochastic):
             gradients, output = self._gradients(w, chunk)
             if self.stochastic:
@@ -149,16 +150,18 @@ class CohortEngine:
         rates = self.constraint.rates if self.constraint else ()
         return chosen_pass(self.model, Objective(self.data.schema, rates), self._input_dtype)
 
-    def _ready_pass(self, w: Tensor, chunk: Chunk) -> Pass:
-        """The pass; before its first use on real samples checked once more, and given graphs."""
-        if "_ready" not in self.__dict__:
-            way = self._pass
-            if isinstance(way, LayerPass) and not self.stochastic:
-                if not way.in_order(w, chunk.batch):
-                    raise LayerError("the model mixes the order of samples")
-                way.use_graphs(self.memory)
-            self.__dict__["_ready"] = True
-        return self._pass
+    def _make_ready(self, w: Tensor, chunk: Chunk) -> None:
+        """Check the pass once more before its first use on real samples, and give it graphs."""
+        if "_ready" in self.__dict__:
+            return
+        way = self._pass
+        if isinstance(way, LayerPass) and not self.stochastic:
+            with computing("float32", w.device):  # rounding is not what is looked for
+                in_order = way.in_order(w, chunk.batch)
+            if not in_order:
+                raise LayerError("the model mixes the order of samples")
+            way.use_graphs(self.memory)
+        self.__dict__["_ready"] = True
 
     def _give_up_layers(self) -> None:
         """Go on with the pass that serves any model."""
@@ -195,7 +198,7 @@ class CohortEngine:
 
     def _gradients(self, w: Tensor, chunk: Chunk) -> tuple[Gradients, Tensor]:
         batch = chunk.batch
-        way = self._ready_pass(w, chunk)
+        way = self._pass
         if chunk.factored and isinstance(way, LayerPass):
             factors, weights, output = way.factors(w, batch)
 

@@ -267,8 +267,7 @@ class ConvRecorder(_Product):
 
     def ordered(self, product: Tensor) -> Tensor:
         layer = self.layer
-        channels = layer.in_channels + self._missing(product.dtype)
-        product = product.reshape(*product.shape[:3], *layer.kernel_size, channels)
+        product = product.reshape(*product.shape[:3], *layer.kernel_size, -1)
         return product[..., : layer.in_channels].movedim(-1, 3)
 
     def input_gradient(self, call: Call, g: Tensor) -> Tensor | None:

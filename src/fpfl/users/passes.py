@@ -283,6 +283,7 @@ class LayerPass:
         return row.features.nbytes + activations + kept + sum(seen) + max(seen, default=0)
 
     def _back(self, raw: Tensor, seed: Tensor, *, retain: bool) -> None:
+        seed = seed.to(raw.dtype)
         torch.autograd.grad(raw, self.anchor, seed, retain_graph=retain, allow_unused=True)
 
     def _write(

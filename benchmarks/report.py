@@ -1,0 +1,133 @@
+"""The bars and the tables: what the measurements must reach, and how they are shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Row = dict[str, Any]
+
+
+def ratios(speeds: list[Row], scaling: dict[str, Any]) -> list[Row]:
+    """Every ratio that has a bar on this machine, and whether it is reached."""
+    found: list[Row] = []
+
+    def judge(name: str, value: float, bar: float, *, at_least: bool = True) -> None:
+        reached = value >= bar if at_least else value <= bar
+        found.append(
+            {"name": name, "value": value, "bar": bar, "at_least": at_least, "reached": reached}
+        )
+
+    rate = {(r["workload"], r["vector"], r["who"]): r["rounds_per_second"] for r in speeds}
+    own = rate["adult", "paper", "fpfl"]
+    for who, bar in (("pfl-research", 50), ("Flower simulation", 1500)):
+        if ("adult", "paper", who) in rate:
+            name = f"rounds/s against {who}, Adult, the paper's vector"
+            judge(name, own / rate["adult", "paper", who], bar)
+    times = scaling["populations"]
+    small, large = times["10000"], times["10000000"]
+    judge("round time, 10⁷ users against 10⁴", large / small, 1.15, at_least=False)
+    memory = scaling["memory"]
+    judge(
+        "peak memory, cohort 10,000 against 100",
+        memory["10000"]["peak_mib"] / memory["100"]["peak_mib"], 1.15, at_least=False,
+    )  # fmt: skip
+    for name, share in scaling["packing"].items():
+        judge(f"samples of the rows computed: {name}", share, 0.8)
+    both = scaling["ranks"]
+    judge("two processes against one, CNN", both["2 processes"] / both["1 processes"], 1.6)
+    return found
+
+
+def gpu_ratios(gpu: dict[str, Any]) -> list[Row]:
+    """The GPU's ratios, judged likewise."""
+    bars = {"one": 1.25, "paper": 2.5}
+    return [
+        {"name": f"{vector}, {row['users']:,} users × 100, {row['precision']}",
+         "value": row["ratio"][vector], "bar": bar, "at_least": False,
+         "reached": row["ratio"][vector] <= bar}
+        for row in gpu["rows"]
+        for vector, bar in bars.items()
+    ]  # fmt: skip
+
+
+def markdown(results: dict[str, Any], gpu: dict[str, Any] | None) -> str:
+    """All of it for people."""
+    parts = ["# Speed", "", _about(results["about"]), "", speed_table(results["speeds"]), ""]
+    parts += ["## What has to be reached", "", ratio_table(results["ratios"]), ""]
+    parts += ["## Scaling", "", scaling_table(results["scaling"]), ""]
+    if gpu is not None:
+        parts += ["## On a GPU", "", _about(gpu["about"]), "", gpu_table(gpu), ""]
+        parts += [ratio_table(gpu_ratios(gpu)), ""]
+    return "\n".join(parts)
+
+
+def speed_table(speeds: list[Row]) -> str:
+    """Rounds/s, users/s, memory, and the ratio to the plain batch."""
+    lines = ["| workload | vector | who | rounds/s | users/s | peak MiB | plain batch = 1 |",
+             "| --- | --- | --- | ---: | ---: | ---: | ---: |"]  # fmt: skip
+    floor = {(r["workload"], r["vector"]): r["rounds_per_second"]
+             for r in speeds if r["who"] == "plain batch"}  # fmt: skip
+    for row in speeds:
+        part = row["rounds_per_second"] / floor[row["workload"], row["vector"]]
+        lines.append(
+            f"| {row['workload']} | {row['vector']} | {row['who']} | "
+            f"{_number(row['rounds_per_second'])} | {row['users_per_second']:,.0f} | "
+            f"{row['peak_memory_mib']:,.0f} | {_number(part)} |"
+        )
+    return "\n".join(lines)
+
+
+def ratio_table(found: list[Row]) -> str:
+    """Ratios and bars."""
+    lines = ["| ratio | measured | bar | |", "| --- | ---: | ---: | --- |"]
+    for row in found:
+        sign = "≥" if row["at_least"] else "≤"
+        verdict = "reached" if row["reached"] else "**missed**"
+        value = f"{row['value']:,.0f}" if row["value"] >= 10 else f"{row['value']:.2f}"
+        lines.append(f"| {row['name']} | {value} | {sign} {row['bar']:,g} | {verdict} |")
+    return "\n".join(lines)
+
+
+def scaling_table(scaling: dict[str, Any]) -> str:
+    """Population, memory and processes."""
+    lines = ["| what | measured |", "| --- | ---: |"]
+    for users, time in scaling["populations"].items():
+        lines.append(f"| a round of 1,000 users out of {_users(users)} | {time:.2f} ms |")
+    for cohort, memory in scaling["memory"].items():
+        lines.append(
+            f"| peak memory of a cohort of {int(cohort):,}, budget 64 MiB, data included | "
+            f"{memory['peak_mib']:,.0f} MiB |"
+        )
+    for name, speed in scaling["ranks"].items():
+        lines.append(f"| CNN, {name.replace('1 processes', '1 process')} | {speed:.2f} rounds/s |")
+    return "\n".join(lines)
+
+
+def gpu_table(gpu: dict[str, Any]) -> str:
+    """Milliseconds of a round."""
+    lines = ["| users × samples | precision | plain batch | one gradient | the paper's vector |",
+             "| --- | --- | ---: | ---: | ---: |"]  # fmt: skip
+    for row in gpu["rows"]:
+        times, ratio = row["milliseconds"], row["ratio"]
+        lines.append(
+            f"| {row['users']:,} × 100 | {row['precision']} | {times['plain']:.2f} ms | "
+            f"{times['one']:.2f} ms ({ratio['one']:.2f}×) | "
+            f"{times['paper']:.2f} ms ({ratio['paper']:.2f}×) |"
+        )
+    return "\n".join(lines)
+
+
+def _about(about: dict[str, Any]) -> str:
+    return (
+        f"`{about['command']}`, {about['date']}, {about['hardware']}, Python {about['python']}, "
+        f"torch {about['torch']}, {about['wall_seconds']:.0f} s. Medians of turns, one thread each."
+    )
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _users(name: str) -> str:
+    count, _, rest = name.partition(" ")
+    return f"{int(count):,} {rest}".strip()
