@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from benchmarks.workloads import cnn, images, private_training
 from fpfl import Attribute, FederatedDataset, Schema, accuracy_parity, fnr_parity, mlp
@@ -39,9 +39,9 @@ def populations() -> dict[str, Any]:
 
     All populations are in memory at once and take turns; one more is read from mapped files.
     """
-    model = mlp(16, seed=0)
+    model = mlp(92, seed=0)
     with tempfile.TemporaryDirectory() as folder:
-        rounds: dict[str, Callable[[], None]] = {}
+        rounds: dict[str, Callable[[], Tensor]] = {}
         for power in (4, 5, 6, 7):
             data = people(10**power)
             rounds[f"{10**power}"] = one_round(model, data)
@@ -61,21 +61,21 @@ def populations() -> dict[str, Any]:
 
 
 def people(users: int) -> FederatedDataset:
-    """Users with two samples on average and 16 features."""
-    rng = np.random.default_rng(0)
-    sizes = rng.poisson(2.0, users)
+    """Users as Adult's: two samples on average, 92 features."""
+    sizes = np.random.default_rng(0).poisson(2.0, users)
     n = int(sizes.sum())
     generator = torch.Generator().manual_seed(0)
+    some = torch.randn(min(n, 10**6), 92, generator=generator)
     return FederatedDataset(
-        torch.randn(n, 16, generator=generator),
+        some.repeat(-(-n // len(some)), 1)[:n],
         torch.randint(0, 2, (n,), generator=generator),
         torch.randint(0, 2, (n, 1), generator=generator),
         torch.from_numpy(np.concatenate([[0], np.cumsum(sizes)])),
-        Schema((16,), attributes=(Attribute("sex", ("Female", "Male")),)),
+        Schema((92,), attributes=(Attribute("sex", ("Female", "Male")),)),
     )
 
 
-def one_round(model: nn.Module, data: FederatedDataset) -> Callable[[], None]:
+def one_round(model: nn.Module, data: FederatedDataset) -> Callable[[], Tensor]:
     """A round of the simulation at a fixed w: sampling, reading, computing, clipping, adding."""
     flat = FlatModel.of(model)
     engine = CohortEngine(flat, data, fnr_parity("sex"))
@@ -85,7 +85,7 @@ def one_round(model: nn.Module, data: FederatedDataset) -> Callable[[], None]:
         np.random.default_rng(0), np.random.default_rng(1), rounds=10**9,
     )  # fmt: skip
     w = flat.vector()
-    return lambda: simulation.release(1, w) and None
+    return lambda: simulation.release(1, w)
 
 
 def memory(cohort: int) -> dict[str, Any]:

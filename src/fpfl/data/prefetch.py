@@ -12,6 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+LARGE = 256 * 2**20
+"""Tensors of fewer bytes than this are left as they are."""
+MADV_HUGEPAGE, MADV_COLLAPSE = 14, 25
+"""Linux's numbers; Python does not name the second."""
 GAP = 64 * 2**10
 """Bytes between two rows that are read along with them: one request instead of two."""
 
@@ -35,6 +39,21 @@ def prefetch(values: Tensor, rows: NDArray[np.int64]) -> None:
     stops = stops[np.concatenate([apart, [-1]])]
     for start, length in zip(starts.tolist(), (stops - starts).tolist(), strict=True):
         advise(start, length, mmap.MADV_WILLNEED)
+
+
+def settle(values: Tensor) -> None:
+    """Ask the system to hold a large tensor in large pages.
+
+    Cohorts are random rows: with small pages each of them costs a walk through page tables that
+    no cache holds. A hint, likewise.
+    """
+    advise = _advise()
+    if advise is None or values.is_cuda or values.nbytes < LARGE:
+        return
+    start = -(-values.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    length = (values.data_ptr() + values.nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
+    for what in (MADV_HUGEPAGE, MADV_COLLAPSE):
+        advise(start, length, what)
 
 
 @cache

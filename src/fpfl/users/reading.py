@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fpfl.data.federated import FederatedDataset
-from fpfl.data.prefetch import prefetch
+from fpfl.data.prefetch import prefetch, settle
 from fpfl.fairness.groups import Groups
 from fpfl.fairness.rates import Rate
 from fpfl.randomness import hashed
@@ -236,7 +236,10 @@ class Reader:
             features, labels, attributes = map(self._moved, self.data.gather(samples))
             return features, labels, self._marks_of(labels, attributes)
         features = self.data.features.index_select(0, samples)
-        return features, self.data.labels[samples], self._marks.index_select(0, samples)
+        marks = self._marks.index_select(0, samples)
+        # In one table with the marks: rows of a large population are far apart in memory.
+        labels = marks[:, 0].to(self.data.labels.dtype)
+        return features, labels, marks[:, 1:]
 
     def _moved(self, values: Tensor) -> Tensor:
         device = self.like.device
@@ -248,8 +251,13 @@ class Reader:
 
     @cached_property
     def _marks(self) -> Tensor:
-        """The marks of all samples, where they are in memory."""
-        return self._marks_of(self.data.labels, self.data.attributes)
+        """Label and marks of all samples, where they are in memory."""
+        data = self.data
+        labels = data.labels.to(self.like.dtype).unsqueeze(1)
+        marks = torch.cat([labels, self._marks_of(data.labels, data.attributes)], dim=1)
+        for each in (data.features, marks, data.offsets):
+            settle(each)
+        return marks
 
     def _marks_of(self, labels: Tensor, attributes: Tensor) -> Tensor:
         """Conditions met and groups belonged to, as numbers: (n, R + G)."""
