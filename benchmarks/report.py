@@ -52,11 +52,11 @@ def gpu_ratios(gpu: dict[str, Any]) -> list[Row]:
 
 def markdown(results: dict[str, Any], gpu: dict[str, Any] | None) -> str:
     """All of it for people."""
-    parts = ["# Speed", "", _about(results["about"]), "", speed_table(results["speeds"]), ""]
+    parts = ["# Speed", "", provenance(results["about"]), "", speed_table(results["speeds"]), ""]
     parts += ["## What has to be reached", "", ratio_table(results["ratios"]), ""]
     parts += ["## Scaling", "", scaling_table(results["scaling"]), ""]
     if gpu is not None:
-        parts += ["## On a GPU", "", _about(gpu["about"]), "", gpu_table(gpu), ""]
+        parts += ["## On a GPU", "", provenance(gpu["about"]), "", gpu_table(gpu), ""]
         parts += [ratio_table(gpu_ratios(gpu)), ""]
     return "\n".join(parts)
 
@@ -117,10 +117,63 @@ def gpu_table(gpu: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _about(about: dict[str, Any]) -> str:
+def agreement_table(gpu: dict[str, Any]) -> str:
+    """How far the GPU's clipped sums are from the CPU's in double precision."""
+    kinds = ("float64", "float32", "tf32", "bf16")
+    lines = ["| model | " + " | ".join(kinds) + " |", "| --- |" + " ---: |" * len(kinds)]
+    models = dict.fromkeys(name.split(", ")[0] for name in gpu["agreement"])
+    for model in models:
+        values = [f"{gpu['agreement'][f'{model}, {kind}']:.0e}" for kind in kinds]
+        lines.append(f"| {model} | " + " | ".join(values) + " |")
+    return "\n".join(lines)
+
+
+KERNELS = (
+    ("products (cuBLAS)", ("gemm", "nvjet", "cutlass::Kernel2")),
+    ("convolution backward to the input (cuDNN)", ("dgrad", "nchwToNhwc", "nhwcToNchw")),
+    ("copies: patches, layouts, gather", ("elementwise_kernel<128, 2", "emcpy", "gather", "Cat")),
+)
+
+
+def profile_table(gpu: dict[str, Any]) -> str:
+    """The GPU's time in one round of 100 users × 100 images, by kind of kernel."""
+    names = list(gpu["profiles"])
+    lines = ["| µs a round | " + " | ".join(names) + " |", "| --- |" + " ---: |" * len(names)]
+    columns = []
+    for name in names:
+        total, *kernels = gpu["profiles"][name]
+        sums = {label: 0.0 for label, _ in KERNELS}
+        for kernel in kernels:
+            for label, words in KERNELS:
+                if any(word in kernel["kernel"] for word in words):
+                    sums[label] += kernel["microseconds"]
+                    break
+        rest = total["microseconds"] - sum(sums.values())
+        columns.append(
+            {**sums, "everything else": rest, "all": total["microseconds"],
+             "kernels started": total["calls"]}
+        )  # fmt: skip
+    for label in columns[0]:
+        lines.append(f"| {label} | " + " | ".join(f"{c[label]:,.0f}" for c in columns) + " |")
+    return "\n".join(lines)
+
+
+def parts_table(found: dict[str, Any]) -> str:
+    """Microseconds a round on a CPU, by part."""
+    names = list(found["parts"])
+    lines = ["| µs a round | " + " | ".join(names) + " |", "| --- |" + " ---: |" * len(names)]
+    for part in found["parts"][names[0]]:
+        values = [found["parts"][name].get(part) for name in names]
+        cells = ["–" if value is None else f"{value:,.0f}" for value in values]
+        lines.append(f"| {part} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def provenance(about: dict[str, Any]) -> str:
+    """Command, machine, versions and date."""
     return (
         f"`{about['command']}`, {about['date']}, {about['hardware']}, Python {about['python']}, "
-        f"torch {about['torch']}, {about['wall_seconds']:.0f} s. Medians of turns, one thread each."
+        f"torch {about['torch']}, {about['wall_seconds']:.0f} s."
     )
 
 

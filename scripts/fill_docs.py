@@ -5,6 +5,7 @@ A page has markers, and what stands between them is made by this script:
     <!-- results: adult-federated -->            one table of docs/results/NAME/results.json
     <!-- compare: adult-central adult-central-last -->   several, side by side
     <!-- demo -->                                docs/results/demo/results.json
+    <!-- bench: speeds -->                       a table of benchmarks/results/*.json
     <!-- end -->
 
 ``python scripts/fill_docs.py`` rewrites the pages, ``--check`` only says whether they are up to
@@ -23,7 +24,9 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"(<!-- (results|compare|demo)(?:: ([^>]*?))? -->\n).*?(<!-- end -->)", re.S)
+BLOCK = re.compile(
+    r"(<!-- (results|compare|demo|bench)(?:: ([^>]*?))? -->\n).*?(<!-- end -->)", re.S
+)
 
 Result = dict[str, Any]
 Key = tuple[str, str, int | None]
@@ -49,8 +52,32 @@ def render(kind: str, argument: str) -> str:
     """The text between two markers."""
     if kind == "demo":
         return demo_table()
+    if kind == "bench":
+        return bench_table(argument.strip())
     names = argument.split()
     return result_table(names[0]) if kind == "results" else comparison(names)
+
+
+def bench_table(what: str) -> str:
+    """One of the benchmarks' tables, with where it comes from."""
+    sys.path.insert(0, str(ROOT))
+    from benchmarks import report
+
+    files = {
+        name: json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+        for name in ("engine", "cuda", "parts")
+    }
+    name, table = {
+        "speeds": ("engine", lambda: report.speed_table(files["engine"]["speeds"])),
+        "ratios": ("engine", lambda: report.ratio_table(files["engine"]["ratios"])),
+        "scaling": ("engine", lambda: report.scaling_table(files["engine"]["scaling"])),
+        "gpu": ("cuda", lambda: report.gpu_table(files["cuda"])),
+        "gpu ratios": ("cuda", lambda: report.ratio_table(report.gpu_ratios(files["cuda"]))),
+        "gpu agreement": ("cuda", lambda: report.agreement_table(files["cuda"])),
+        "gpu profile": ("cuda", lambda: report.profile_table(files["cuda"])),
+        "parts": ("parts", lambda: report.parts_table(files["parts"])),
+    }[what]
+    return f"{table()}\n\n{report.provenance(files[name]['about'])}\n"
 
 
 def load(name: str) -> tuple[dict[Key, list[Result]], str]:

@@ -221,7 +221,7 @@ def reproduce(
         raise ValueError("no seeds were given; give at least one")
     work = [(row, seed) for row in rows for seed in seeds]
     results: dict[int, Result] = {}
-    for index, result in _run_all(work, options, jobs or os.cpu_count() or 1):
+    for index, result in _run_all(work, options, jobs or side_by_side(options.device)):
         results[index] = result
         if partial is not None:
             partial.parent.mkdir(parents=True, exist_ok=True)
@@ -234,10 +234,19 @@ def reproduce(
     return [results[i] for i in range(len(work))]
 
 
+def side_by_side(device: str) -> int:
+    """How many runs to have at a time: one for each core; on a GPU, which they share, up to eight.
+
+    A small network leaves most of a GPU idle while Python prepares its next step.
+    """
+    cores = os.cpu_count() or 1
+    return cores if device == "cpu" else min(cores, 8)
+
+
 def _run_all(
     work: Sequence[tuple[Row, int]], options: Options, jobs: int
 ) -> Iterator[tuple[int, Result]]:
-    if jobs == 1 or len(work) == 1 or options.device != "cpu":
+    if jobs == 1 or len(work) == 1:
         for index, (row, seed) in enumerate(work):
             yield index, run_row(row, seed, options)
         return
