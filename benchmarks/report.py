@@ -153,8 +153,10 @@ def profile_table(gpu: dict[str, Any]) -> str:
             {**sums, "everything else": rest, "all": total["microseconds"],
              "kernels started": total["calls"]}
         )  # fmt: skip
-    for label in columns[0]:
-        lines.append(f"| {label} | " + " | ".join(f"{c[label]:,.0f}" for c in columns) + " |")
+    lines += [
+        f"| {label} | " + " | ".join(f"{column[label]:,.0f}" for column in columns) + " |"
+        for label in columns[0]
+    ]
     return "\n".join(lines)
 
 

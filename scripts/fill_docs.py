@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -67,7 +68,7 @@ def bench_table(what: str) -> str:
         name: json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
         for name in ("engine", "cuda", "parts")
     }
-    name, table = {
+    tables: dict[str, tuple[str, Callable[[], str]]] = {
         "speeds": ("engine", lambda: report.speed_table(files["engine"]["speeds"])),
         "ratios": ("engine", lambda: report.ratio_table(files["engine"]["ratios"])),
         "scaling": ("engine", lambda: report.scaling_table(files["engine"]["scaling"])),
@@ -76,7 +77,8 @@ def bench_table(what: str) -> str:
         "gpu agreement": ("cuda", lambda: report.agreement_table(files["cuda"])),
         "gpu profile": ("cuda", lambda: report.profile_table(files["cuda"])),
         "parts": ("parts", lambda: report.parts_table(files["parts"])),
-    }[what]
+    }
+    name, table = tables[what]
     return f"{table()}\n\n{report.provenance(files[name]['about'])}\n"
 
 

@@ -593,3 +593,14 @@ def test_columns_of_whole_numbers_may_have_ranges_of_their_own() -> None:
     engine = CohortEngine(FlatModel.of(Tables().double()), data, fnr_parity("sex"))
     w, users = engine.model.vector(), np.arange(3)
     torch.testing.assert_close(vectors(engine, w, users), loop_over_users(engine, w, users))
+
+
+def test_a_model_that_vmap_cannot_do_is_refused_with_the_reason() -> None:
+    class Masked(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).squeeze(-1) * float(x[x > 0].sum())
+
+    data = population((5,), [2, 3], 2, (SEX,), 0)
+    engine = CohortEngine(FlatModel.of(Masked(5, 1).double()), data)
+    with pytest.raises(ValueError, match=r"several users at once.*boolean indexing"):
+        list(engine.statistics(engine.model.vector(), np.arange(2)))

@@ -34,7 +34,9 @@ def chosen_pass(model: FlatModel, objective: Objective, dtype: torch.dtype) -> P
     engine looks at the order once more on the first real ones.
     """
     recorders = known_layers(model.module)
-    if isinstance(recorders, str) or not agree(model, objective, recorders, dtype):
+    if isinstance(recorders, str):
+        recorders = {}
+    if not agree(model, objective, recorders, dtype):
         return VmapPass(model, objective)
     return LayerPass(model, objective, recorders)
 
@@ -57,7 +59,17 @@ def agree(
     for spread in (0.0, 0.1, 1.0):
         w = local.vector()
         w = w + spread * torch.randn(w.shape, generator=generator).to(w)
-        wanted, _ = reference(w, batch)
+        try:
+            wanted, _ = reference(w, batch)
+        except (RuntimeError, NotImplementedError) as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(
+                "the model cannot be computed for several users at once (torch.func.vmap): "
+                f"{reason} Use layers that vmap knows, without custom autograd functions, "
+                "checkpointing, boolean indexing or .item() in its forward"
+            ) from error
+        if not recorders:
+            return False
         try:
             given, _ = layers(w, batch)
             if not layers.in_order(w, batch):
@@ -65,8 +77,8 @@ def agree(
         except LayerError:
             return False
         for place in local.places.values():
-            error = float((given - wanted)[:, :, place].abs().max())
-            if not error <= TOLERANCE * float(wanted[:, :, place].abs().max()) + SMALLEST:
+            off = float((given - wanted)[:, :, place].abs().max())
+            if not off <= TOLERANCE * float(wanted[:, :, place].abs().max()) + SMALLEST:
                 return False
     return True
 
