@@ -29,8 +29,9 @@ lint: $(VENV)/.stamp-dev ## check style, format and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/.stamp-base ## measure speed
-	$(BIN)/python -m benchmarks
+bench: $(VENV)/.stamp-base ## measure speed (peers from a registry; or ARGS=--without-peers)
+	$(BIN)/python -m benchmarks $(ARGS)
+	$(BIN)/python -m benchmarks.parts
 
 ifneq ($(wildcard mkdocs.yml),)
 docs: $(VENV)/.stamp-docs ## build the pages into site/
@@ -42,7 +43,7 @@ endif
 
 clean: ## remove caches and build outputs (.venv, out/ and runs/ stay)
 	rm -rf build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find . -name .venv -prune -o -name .git -prune -o -name __pycache__ -type d -exec rm -rf {} +
+	find . -name '.venv*' -prune -o -name .git -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 venv:
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \

@@ -160,6 +160,13 @@ def profile_table(gpu: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def side_by_side_table(gpu: dict[str, Any]) -> str:
+    """Seconds for several runs on one GPU, one after the other and at once."""
+    lines = ["| processes | seconds |", "| ---: | ---: |"]
+    lines += [f"| {n} | {s:.1f} |" for n, s in gpu["side_by_side_seconds"].items()]
+    return "\n".join(lines)
+
+
 def parts_table(found: dict[str, Any]) -> str:
     """Microseconds a round on a CPU, by part."""
     names = list(found["parts"])

@@ -29,6 +29,13 @@ BLOCK = re.compile(
     r"(<!-- (results|compare|demo|bench)(?:: ([^>]*?))? -->\n).*?(<!-- end -->)", re.S
 )
 
+HOW = {
+    "engine": "make bench",
+    "cuda": "python -m benchmarks.cuda",
+    "parts": "python -m benchmarks.parts",
+}
+"""What makes each of the benchmarks' files."""
+
 Result = dict[str, Any]
 Key = tuple[str, str, int | None]
 
@@ -64,22 +71,27 @@ def bench_table(what: str) -> str:
     sys.path.insert(0, str(ROOT))
     from benchmarks import report
 
-    files = {
-        name: json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
-        for name in ("engine", "cuda", "parts")
+    tables: dict[str, tuple[str, Callable[[Any], str]]] = {
+        "speeds": ("engine", lambda found: report.speed_table(found["speeds"])),
+        "ratios": ("engine", lambda found: report.ratio_table(found["ratios"])),
+        "scaling": ("engine", lambda found: report.scaling_table(found["scaling"])),
+        "gpu": ("cuda", report.gpu_table),
+        "gpu ratios": ("cuda", lambda found: report.ratio_table(report.gpu_ratios(found))),
+        "gpu agreement": ("cuda", report.agreement_table),
+        "gpu profile": ("cuda", report.profile_table),
+        "gpu side by side": ("cuda", report.side_by_side_table),
+        "parts": ("parts", report.parts_table),
     }
-    tables: dict[str, tuple[str, Callable[[], str]]] = {
-        "speeds": ("engine", lambda: report.speed_table(files["engine"]["speeds"])),
-        "ratios": ("engine", lambda: report.ratio_table(files["engine"]["ratios"])),
-        "scaling": ("engine", lambda: report.scaling_table(files["engine"]["scaling"])),
-        "gpu": ("cuda", lambda: report.gpu_table(files["cuda"])),
-        "gpu ratios": ("cuda", lambda: report.ratio_table(report.gpu_ratios(files["cuda"]))),
-        "gpu agreement": ("cuda", lambda: report.agreement_table(files["cuda"])),
-        "gpu profile": ("cuda", lambda: report.profile_table(files["cuda"])),
-        "parts": ("parts", lambda: report.parts_table(files["parts"])),
-    }
+    if what not in tables:
+        raise SystemExit(
+            f"there is no table {what!r} of the benchmarks; {sorted(tables)} are there"
+        )
     name, table = tables[what]
-    return f"{table()}\n\n{report.provenance(files[name]['about'])}\n"
+    file = ROOT / "benchmarks" / "results" / f"{name}.json"
+    if not file.exists():
+        raise SystemExit(f"{file.name} is missing: run {HOW[name]}")
+    found = json.loads(file.read_text(encoding="utf-8"))
+    return f"{table(found)}\n\n{report.provenance(found['about'])}\n"
 
 
 def load(name: str) -> tuple[dict[Key, list[Result]], str]:

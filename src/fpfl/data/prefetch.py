@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -23,10 +24,9 @@ GAP = 64 * 2**10
 def prefetch(values: Tensor, rows: NDArray[np.int64]) -> None:
     """Tell the system that these rows of a mapped tensor are about to be read.
 
-    A page that is touched cold is waited for, with its surroundings, before the next one is: 2,000
-    users of 10 KB from a file that is not cached take 2 s so, and 0.06 s when they are asked for
-    first. (Telling the system that access is random helps less, and makes reading in order ten
-    times as slow.) It is a hint: where the system takes none, nothing happens.
+    A page that is touched cold is waited for, with its surroundings, before the next one is; asked
+    for first, they are read together. (Telling the system that access is random helps less, and
+    makes reading in order slower.) It is a hint: where the system takes none, nothing happens.
     """
     advise = _advise()
     width = values.stride(0) * values.element_size() if values.ndim else 0
@@ -48,7 +48,7 @@ def settle(values: Tensor) -> None:
     no cache holds. A hint, likewise.
     """
     advise = _advise()
-    if advise is None or values.is_cuda or values.nbytes < LARGE:
+    if advise is None or values.is_cuda or values.nbytes < LARGE or sys.platform != "linux":
         return
     start = -(-values.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     length = (values.data_ptr() + values.nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE

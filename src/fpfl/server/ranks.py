@@ -88,7 +88,13 @@ def join(device: str) -> tuple[Ranks, str]:
     if "LOCAL_RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return Ranks.current(), device
     if device.startswith("cuda"):
-        device = f"cuda:{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}"
+        local, gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+        if local >= gpus:
+            raise ValueError(
+                f"process {local} of this machine has no GPU ({gpus} found); start at most that "
+                "many processes, or use device = 'cpu'"
+            )
+        device = f"cuda:{local}"
         torch.cuda.set_device(device)
     if not dist.is_initialized():
         dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")

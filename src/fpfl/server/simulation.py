@@ -67,8 +67,11 @@ class Simulation:
 
     def _one_round(self) -> Iterator[Chunk]:
         """The chunks of the round that comes next."""
-        while (chunk := next(self._reading)) is not None:
+        for chunk in self._reading:
+            if chunk is None:
+                return
             yield chunk
+        raise ValueError(f"all {self.rounds} rounds have been run; make a Simulation with more")
 
     @cached_property
     def _reading(self) -> Iterator[Chunk | None]:

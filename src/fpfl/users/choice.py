@@ -22,6 +22,10 @@ from fpfl.users.passes import LayerPass, Objective, Pass, VmapPass, known_layers
 TOLERANCE = 1e-3
 """How far the two passes may differ on made-up samples, against the largest gradient: far above
 rounding, far below any mistake about what a layer does."""
+CPU, GPU = (3e10, 1e-6), (1e13, 1e-8)
+"""About how many floating-point operations a second, and the least seconds a row takes."""
+LAUNCH = 5e-6
+"""About how many seconds it takes to start one operation."""
 SMALLEST = 1e-12
 """Gradients below this are zero that was rounded."""
 
@@ -34,8 +38,6 @@ def chosen_pass(model: FlatModel, objective: Objective, dtype: torch.dtype) -> P
     engine looks at the order once more on the first real ones.
     """
     recorders = known_layers(model.module)
-    if isinstance(recorders, str):
-        recorders = {}
     if not agree(model, objective, recorders, dtype):
         return VmapPass(model, objective)
     return LayerPass(model, objective, recorders)
@@ -47,7 +49,8 @@ def agree(
     """Whether both passes give the same gradients for users of one, three and seven samples.
 
     Not at the initial parameters alone, where a layer that starts from zero hides all before it;
-    and parameter by parameter, so that a large gradient does not hide a small one.
+    and parameter by parameter, so that a large gradient does not hide a small one. Raises a
+    ValueError for a model that not even `VmapPass` can do.
     """
     module = copy.deepcopy(model.module).cpu().eval()  # without dropout, whose masks would differ
     local = FlatModel.of(module)
@@ -147,7 +150,7 @@ class Costs:
     row_bytes, cell_bytes
         Memory of a row, and of a cell whose gradients are written down.
     pair_bytes
-        Half of what a pair of samples takes where gradients are factored.
+        Memory of a pair of samples where gradients are factored.
     bucket_rows
         The overhead of one more bucket, in rows.
     kernel_widths
@@ -177,7 +180,8 @@ class Costs:
         layers = sum(1 for m in model.module.modules() if not list(m.children()))
         cuda = device.type == "cuda"
         flops = 3 * counter.get_total_flops()
-        row_seconds = flops / (1e13 if cuda else 3e10) + (1e-8 if cuda else 1e-6)
+        speed, least = GPU if cuda else CPU
+        row_seconds = flops / speed + least
         widths, widest = None, 0
         row_bytes = way.row_bytes(w.detach(), row, both.bytes - one.bytes)
         if isinstance(way, LayerPass) and way.factorable(way.record(w.detach(), row)):
@@ -192,8 +196,8 @@ class Costs:
             # Its gradients; and added up by user, or without those that are not finite.
             cell_bytes=(3 if objective.rates else 2) * objective.count * w.nbytes,
             # Both sides in double precision, of the widest layer.
-            pair_bytes=8.0 * widest,
-            bucket_rows=way.launches * layers * 5e-6 / row_seconds,
+            pair_bytes=16.0 * widest,
+            bucket_rows=way.launches * layers * LAUNCH / row_seconds,
             kernel_widths=widths,
             gradient_numbers=objective.count * model.size,
         )

@@ -14,7 +14,8 @@ in · out for every user.
 K is in double precision: where gradients of a user's samples cancel, cᵀ K c in single precision
 could be far below the truth, and a norm that is too small breaks the bound that privacy rests on.
 The sum's own rounding, at most ε Σ_i |c_i| √K_ii, is allowed for on K's diagonal likewise:
-(‖·‖ + ε Σ_i |c_i| √K_ii)² ≤ cᵀ (K + 3 n_k ε diag K) c.
+(‖·‖ + ε Σ_i |c_i| √K_ii)² ≤ cᵀ (K + 3 n ε diag K) c for n ≥ n_k; here n is the largest n_k, and ε
+four units of the sum's precision.
 """
 
 from __future__ import annotations

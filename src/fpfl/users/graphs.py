@@ -1,6 +1,6 @@
 """CUDA graphs: a forward and backward pass that the GPU repeats without being told each step.
 
-Telling takes the CPU a millisecond or two a round, more than a small cohort takes the GPU. Graphs
+Telling takes the CPU longer than a small cohort takes the GPU. Graphs
 have fixed shapes: the rows of a batch are padded to the next size of a coarse grid (6% apart), and
 a size that comes a second time is recorded. Padding has zero weight, and nothing reads it.
 """
@@ -49,7 +49,7 @@ class Recording:
 
 
 @dataclass
-class _Recorded:
+class _Captured:
     graph: torch.cuda.CUDAGraph
     batch: Batch
     recording: Recording
@@ -70,7 +70,7 @@ class Graphs:
     record: Callable[[Batch], Recording]
     memory: int
     _seen: set[int] = field(default_factory=set)
-    _graphs: dict[int, _Recorded] = field(default_factory=dict)
+    _graphs: dict[int, _Captured] = field(default_factory=dict)
     _used: int = 0
     refused: str | None = None
 
@@ -95,7 +95,7 @@ class Graphs:
         found.graph.replay()
         return found.recording.first(rows)
 
-    def _capture(self, batch: Batch, size: int) -> _Recorded | None:
+    def _capture(self, batch: Batch, size: int) -> _Captured | None:
         before = torch.cuda.memory_allocated()
         static = replace(
             batch,
@@ -118,7 +118,7 @@ class Graphs:
             self.refused = str(error)
             return None
         self._used += torch.cuda.memory_allocated() - before
-        self._graphs[size] = _Recorded(graph, static, recording)
+        self._graphs[size] = _Captured(graph, static, recording)
         return self._graphs[size]
 
 

@@ -317,8 +317,8 @@ def _reversed(call: Call, twin: Call) -> bool:
     return True
 
 
-def known_layers(module: nn.Module) -> dict[str, type[Recorder]] | str:
-    """A recorder for every layer that holds trainable parameters; or why there is none."""
+def known_layers(module: nn.Module) -> dict[str, type[Recorder]]:
+    """A recorder for every layer that holds trainable parameters; empty where one has none."""
     found: dict[str, type[Recorder]] = {}
     owners: dict[nn.Parameter, str] = {}
     for name, layer in module.named_modules(remove_duplicate=False):
@@ -327,11 +327,11 @@ def known_layers(module: nn.Module) -> dict[str, type[Recorder]] | str:
             continue
         kind = next((r for r in RECORDERS if r.knows(layer)), None)
         if kind is None:
-            return f"layer {name!r} is a {type(layer).__name__}"
+            return {}
         if layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer):
-            return f"layer {name!r} has hooks"
+            return {}
         for parameter in own:
             if owners.setdefault(parameter, name) != name:
-                return f"layers {owners[parameter]!r} and {name!r} share parameters"
+                return {}  # two layers share it
         found[name] = kind
     return found

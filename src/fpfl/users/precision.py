@@ -11,7 +11,7 @@ import torch
 Precision = Literal["float32", "tf32", "bf16"]
 """``float32``: in the model's own precision (float64 models too). ``tf32``: products of float32
 numbers with 10 bits of mantissa, on GPUs that have it. ``bf16``: forward and backward in bfloat16
-where that is safe (autocast). Norms, clipping and sums are in the model's own precision always."""
+where that is safe (autocast). Norms, clipping and sums are in the model's precision or better."""
 
 
 @contextmanager

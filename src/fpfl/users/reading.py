@@ -122,7 +122,7 @@ class Reader:
         small = used[:large]
         factored = self.factoring and self.costs.factored(small)
         if factored:
-            costs = small * per_row + small * (small - 1) * self.costs.pair_bytes
+            costs = small * per_row + small * (small - 1) / 2 * self.costs.pair_bytes
         else:
             costs = small * per_row + self._cell_counts(users[:large], small) * per_cell
         for part in chunks(costs, memory):
