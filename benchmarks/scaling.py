@@ -95,7 +95,6 @@ def memory(cohort: int) -> dict[str, Any]:
     blocks = Clipping(1.0).blocks(constrained=True, selection=True)
     third_party = ThirdParty(engine.layout.slices, blocks)
     w, rng = model.vector(), np.random.default_rng(0)
-    third_party.release(engine.statistics(w, np.arange(50)), like=w)
     before, peak, done = resident(), [0.0], threading.Event()
 
     def watch() -> None:

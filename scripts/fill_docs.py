@@ -91,7 +91,8 @@ def bench_table(what: str) -> str:
     if not file.exists():
         raise SystemExit(f"{file.name} is missing: run {HOW[name]}")
     found = json.loads(file.read_text(encoding="utf-8"))
-    return f"{table(found)}\n\n{report.provenance(found['about'])}\n"
+    about = found["about_scaling" if what == "scaling" else "about"]
+    return f"{table(found)}\n\n{report.provenance(about)}\n"
 
 
 def load(name: str) -> tuple[dict[Key, list[Result]], str]:
