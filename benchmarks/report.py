@@ -127,8 +127,8 @@ def agreement_table(gpu: dict[str, Any]) -> str:
 
 
 KERNELS = (
-    ("products (cuBLAS)", ("gemm", "nvjet", "cutlass::Kernel2")),
     ("convolution backward to the input (cuDNN)", ("dgrad", "nchwToNhwc", "nhwcToNchw")),
+    ("products (cuBLAS)", ("gemm", "nvjet", "cutlass::Kernel2")),
     ("copies: patches, layouts, gather", ("elementwise_kernel<128, 2", "emcpy", "gather", "Cat")),
 )
 
@@ -169,7 +169,9 @@ def parts_table(found: dict[str, Any]) -> str:
     """Microseconds a round on a CPU, by part."""
     names = list(found["parts"])
     lines = ["| µs a round | " + " | ".join(names) + " |", "| --- |" + " ---: |" * len(names)]
-    for part in found["parts"][names[0]]:
+    known = found["parts"][names[0]]
+    first = ["the whole round", "a round of the federation"]  # which contain the others
+    for part in [*first, *(part for part in known if part not in first)]:
         values = [found["parts"][name].get(part) for name in names]
         cells = ["–" if value is None else f"{value:,.0f}" for value in values]
         lines.append(f"| {part} | " + " | ".join(cells) + " |")
