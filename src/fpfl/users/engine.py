@@ -155,12 +155,13 @@ class CohortEngine:
         if "_ready" in self.__dict__:
             return
         way = self._pass
-        if isinstance(way, LayerPass) and not self.stochastic:
+        if isinstance(way, LayerPass):
             with computing("float32", w.device):  # rounding is not what is looked for
                 in_order = way.in_order(w, chunk.batch)
             if not in_order:
                 raise LayerError("the model mixes the order of samples")
-            way.use_graphs(self.memory)
+            if not self.stochastic:
+                way.use_graphs(self.memory)
         self.__dict__["_ready"] = True
 
     def _give_up_layers(self) -> None:
@@ -201,7 +202,6 @@ class CohortEngine:
         way = self._pass
         if chunk.factored and isinstance(way, LayerPass):
             factors, weights, output = way.factors(w, batch)
-
             pairs = Pairs.of(batch.packing.sizes, w.device)
             return FactoredGradients(
                 factors, weights, chunk.member, batch.cell, pairs, len(chunk.users), self.model.size

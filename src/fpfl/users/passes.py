@@ -234,7 +234,10 @@ class LayerPass:
             conditions=front.conditions.flip(1),
         )
         self.w.copy_(w)
+        mode = self.module.training
+        self.module.eval()  # dropout's masks would not move along
         one, other = self._record(front), self._record(back)
+        self.module.train(mode)
         return all(
             len(calls) == len(reverse)
             and all(_reversed(call, twin) for call, twin in zip(calls, reverse, strict=True))
