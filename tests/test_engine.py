@@ -604,3 +604,21 @@ def test_a_model_that_vmap_cannot_do_is_refused_with_the_reason() -> None:
     engine = CohortEngine(FlatModel.of(Masked(5, 1).double()), data)
     with pytest.raises(ValueError, match=r"several users at once.*boolean indexing"):
         list(engine.statistics(engine.model.vector(), np.arange(2)))
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (nn.Sequential(*[m for _ in range(30) for m in (nn.Linear(64, 64), nn.ReLU())],
+                       nn.Linear(64, 1)), (64,)),
+        (nn.Sequential(nn.Conv2d(2, 4, 3), nn.InstanceNorm2d(4), nn.ReLU(), nn.Flatten(),
+                       nn.Linear(100, 1)), (2, 7, 7)),
+        (nn.Sequential(nn.Linear(5, 40), nn.Dropout(0.5), nn.Linear(40, 1)), (5,)),
+    ],
+    ids=["deep", "a gradient that is zero but for rounding", "dropout"],
+)  # fmt: skip
+def test_ordinary_models_keep_the_fast_path(module, shape) -> None:
+    data = population(shape, [2, 3, 1], 2, (SEX,), 0, torch.float32)
+    engine = CohortEngine(FlatModel.of(module), data, fnr_parity("sex"))
+    list(engine.statistics(engine.model.vector(), np.arange(3)))
+    assert type(engine._pass) is LayerPass

@@ -20,14 +20,14 @@ from fpfl.users.packing import Batch, Cells, Ints, pack
 from fpfl.users.passes import LayerPass, Objective, Pass, VmapPass, known_layers
 
 TOLERANCE = 1e-3
-"""How far the two passes may differ on made-up samples, against the largest gradient: far above
+"""How far the two passes may differ on made-up samples, against a parameter's gradient: far above
 rounding, far below any mistake about what a layer does."""
 CPU, GPU = (3e10, 1e-6), (1e13, 1e-8)
 """About how many floating-point operations a second, and the least seconds a row takes."""
 LAUNCH = 5e-6
 """About how many seconds it takes to start one operation."""
-SMALLEST = 1e-12
-"""Gradients below this are zero that was rounded."""
+ROUNDING = 1e-6
+"""Gradients below this part of the largest are zero that was rounded."""
 
 
 def chosen_pass(model: FlatModel, objective: Objective, dtype: torch.dtype) -> Pass:
@@ -59,9 +59,13 @@ def agree(
     batch = made_up_batch(local, objective, (1, 3, 7), dtype)
     reference, layers = VmapPass(local, objective), LayerPass(local, objective, recorders)
     generator = torch.Generator().manual_seed(1)
-    for spread in (0.0, 0.1, 1.0):
+    for spread in (0.0, 0.3, 1.0):
         w = local.vector()
-        w = w + spread * torch.randn(w.shape, generator=generator).to(w)
+        for place in local.places.values():
+            # By the parameter's own scale: a deep network would overflow with a larger one.
+            scale = float(w[place].square().mean().sqrt()) or 0.1
+            noise = torch.randn(w[place].shape, generator=generator).to(w)
+            w[place] += spread * scale * noise
         try:
             wanted, _ = reference(w, batch)
         except (RuntimeError, NotImplementedError) as error:
@@ -79,9 +83,10 @@ def agree(
                 return False
         except LayerError:
             return False
+        least = ROUNDING * float(wanted.abs().max())
         for place in local.places.values():
             off = float((given - wanted)[:, :, place].abs().max())
-            if not off <= TOLERANCE * float(wanted[:, :, place].abs().max()) + SMALLEST:
+            if not off <= TOLERANCE * float(wanted[:, :, place].abs().max()) + least:
                 return False
     return True
 
