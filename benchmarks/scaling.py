@@ -62,16 +62,20 @@ def populations() -> dict[str, Any]:
 
 def people(users: int) -> FederatedDataset:
     """Users as Adult's: two samples on average, 92 features."""
-    sizes = np.random.default_rng(0).poisson(2.0, users)
+    return table(np.random.default_rng(0).poisson(2.0, users), 92)
+
+
+def table(sizes: np.ndarray, features: int) -> FederatedDataset:
+    """Users of given sizes, each sample in one of two groups; beyond a million they repeat."""
     n = int(sizes.sum())
     generator = torch.Generator().manual_seed(0)
-    some = torch.randn(min(n, 10**6), 92, generator=generator)
+    some = torch.randn(min(n, 10**6), features, generator=generator)
     return FederatedDataset(
         some.repeat(-(-n // len(some)), 1)[:n],
         torch.randint(0, 2, (n,), generator=generator),
         torch.randint(0, 2, (n, 1), generator=generator),
         torch.from_numpy(np.concatenate([[0], np.cumsum(sizes)])),
-        Schema((92,), attributes=(Attribute("sex", ("Female", "Male")),)),
+        Schema((features,), attributes=(Attribute("sex", ("Female", "Male")),)),
     )
 
 
@@ -120,38 +124,25 @@ def resident() -> float:
 
 def packing() -> dict[str, Any]:
     """Samples against rows computed, for log-uniform sizes from 1 to 1,000 and to 10,000."""
-    shares = {}
-    for largest in (1000, 10_000):
-        rng = np.random.default_rng(0)
-        sizes = np.exp(rng.uniform(0, np.log(largest), 200)).astype(np.int64)
-        data = images(np.minimum(sizes, 10**9)) if largest == 1000 else None
-        for name, model, people in (
-            ("CNN", cnn(), data),
-            ("perceptron", mlp(16, (64,), seed=0), table(sizes)),
-        ):
-            if people is None:
-                continue
-            wanted = accuracy_parity()
-            for vector, rule in (("one", None), ("paper", wanted)):
-                engine = CohortEngine(FlatModel.of(model), people, rule)
-                packed = [chunk.batch.packing for chunk in engine.chunks(np.arange(len(sizes)))]
-                useful = sum(int(each.sizes.sum()) for each in packed)
-                rows = sum(each.rows for each in packed)
-                shares[f"{name}, {vector}, up to {largest}"] = useful / rows
-    return shares
-
-
-def table(sizes: np.ndarray) -> FederatedDataset:
-    """Users of given sizes with 16 features, in one of two groups by sample."""
-    n = int(sizes.sum())
-    generator = torch.Generator().manual_seed(0)
-    return FederatedDataset(
-        torch.randn(n, 16, generator=generator),
-        torch.randint(0, 2, (n,), generator=generator),
-        torch.randint(0, 2, (n, 1), generator=generator),
-        torch.from_numpy(np.concatenate([[0], np.cumsum(sizes)])),
-        Schema((16,), attributes=(Attribute("sex", ("Female", "Male")),)),
+    small, large = (
+        np.exp(np.random.default_rng(0).uniform(0, np.log(largest), 200)).astype(np.int64)
+        for largest in (1000, 10_000)
     )
+    perceptron = mlp(16, (64,), seed=0)
+    cases = (
+        ("CNN", 1000, cnn(), images(small)),
+        ("perceptron", 1000, perceptron, table(small, 16)),
+        ("perceptron", 10_000, perceptron, table(large, 16)),
+    )
+    shares = {}
+    for name, largest, model, data in cases:
+        for vector, rule in (("one", None), ("paper", accuracy_parity())):
+            engine = CohortEngine(FlatModel.of(model), data, rule)
+            packed = [chunk.batch.packing for chunk in engine.chunks(np.arange(data.population))]
+            useful = sum(int(each.sizes.sum()) for each in packed)
+            rows = sum(each.rows for each in packed)
+            shares[f"{name}, {vector}, up to {largest}"] = useful / rows
+    return shares
 
 
 def share_of_the_ranks(rounds: int) -> dict[str, Any]:
