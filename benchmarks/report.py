@@ -52,7 +52,8 @@ def markdown(results: dict[str, Any], gpu: dict[str, Any] | None) -> str:
     """All of it for people."""
     parts = ["# Speed", "", provenance(results["about"]), "", speed_table(results["speeds"]), ""]
     parts += ["## What has to be reached", "", ratio_table(results["ratios"]), ""]
-    parts += ["## Scaling", "", scaling_table(results["scaling"]), ""]
+    parts += ["## Scaling", "", provenance(results["about_scaling"]), ""]
+    parts += [scaling_table(results["scaling"]), ""]
     if gpu is not None:
         parts += ["## On a GPU", "", provenance(gpu["about"]), "", gpu_table(gpu), ""]
         parts += [ratio_table(gpu_ratios(gpu)), ""]

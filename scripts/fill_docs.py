@@ -91,8 +91,10 @@ def bench_table(what: str) -> str:
     if not file.exists():
         raise SystemExit(f"{file.name} is missing: run {HOW[name]}")
     found = json.loads(file.read_text(encoding="utf-8"))
-    about = found["about_scaling" if what == "scaling" else "about"]
-    return f"{table(found)}\n\n{report.provenance(about)}\n"
+    sources = [found["about_scaling" if what == "scaling" else "about"]]
+    if what == "ratios" and found["about_scaling"] != found["about"]:
+        sources.append(found["about_scaling"])  # from the populations on
+    return "\n\n".join([table(found), *map(report.provenance, sources)]) + "\n"
 
 
 def load(name: str) -> tuple[dict[Key, list[Result]], str]:

@@ -23,10 +23,18 @@ from torch.func import jacrev, vmap
 from fpfl.data.schema import Schema
 from fpfl.fairness.rates import Rate
 from fpfl.users import task
+from fpfl.users.convolutions import ConvRecorder
 from fpfl.users.factored import Factor
 from fpfl.users.flat import FlatModel
 from fpfl.users.graphs import Graphs, Recording, repeatable
-from fpfl.users.layers import RECORDERS, Call, LayerError, Recorder
+from fpfl.users.layers import (
+    Call,
+    EmbeddingRecorder,
+    LayerError,
+    LinearRecorder,
+    Recorder,
+    ScaleRecorder,
+)
 from fpfl.users.packing import Batch
 
 
@@ -318,6 +326,14 @@ def _reversed(call: Call, twin: Call) -> bool:
         if not torch.allclose(a, b, rtol=1e-2, atol=allowed, equal_nan=True):
             return False
     return True
+
+
+RECORDERS: tuple[type[Recorder], ...] = (
+    LinearRecorder,
+    ConvRecorder,
+    ScaleRecorder,
+    EmbeddingRecorder,
+)
 
 
 def known_layers(module: nn.Module) -> dict[str, type[Recorder]]:
