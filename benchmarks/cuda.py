@@ -29,6 +29,7 @@ from fpfl.experiments.runner import Options, about_this_run, reproduce
 from fpfl.privacy.plan import PrivacyPlan
 from fpfl.privacy.sampling import FixedSizeSampling
 from fpfl.privacy.settings import Clipping, Privacy
+from fpfl.randomness import RoundStreams
 from fpfl.server.simulation import Simulation
 from fpfl.thirdparty import SeededNoise, ThirdParty
 from fpfl.users import CohortEngine, FlatModel
@@ -53,7 +54,7 @@ def simulated(
     plan: PrivacyPlan = privacy.plan(population=users, cohort=users, rounds=10**6, blocks=blocks)
     simulation = Simulation(
         engine, ThirdParty(engine.layout.slices, blocks, plan, SeededNoise(0)),
-        FixedSizeSampling(users, users), np.random.default_rng(0), np.random.default_rng(1),
+        FixedSizeSampling(users, users), RoundStreams(0, "cohorts"), RoundStreams(0, "samples"),
         rounds=10**6,
     )  # fmt: skip
     w = model.vector()
@@ -186,7 +187,7 @@ def clipped_total(
     blocks = Clipping(1.0).blocks(constrained=True, selection=True)
     w = model.vector()
     rows = engine.statistics(w, np.arange(data.population))
-    return ThirdParty(engine.layout.slices, blocks).release(rows, like=w).double().cpu()
+    return ThirdParty(engine.layout.slices, blocks).release(rows, like=w, round=1).double().cpu()
 
 
 def side_by_side(seeds: int = 8) -> dict[str, float]:

@@ -26,6 +26,7 @@ from benchmarks.workloads import cnn, images, private_training
 from fpfl import Attribute, FederatedDataset, Schema, accuracy_parity, fnr_parity, mlp
 from fpfl.privacy import PoissonSampling
 from fpfl.privacy.settings import Clipping
+from fpfl.randomness import RoundStreams
 from fpfl.server.ranks import join
 from fpfl.server.simulation import Simulation
 from fpfl.thirdparty import ThirdParty
@@ -86,7 +87,7 @@ def one_round(model: nn.Module, data: FederatedDataset) -> Callable[[], Tensor]:
     blocks = Clipping(1.0).blocks(constrained=True, selection=True)
     simulation = Simulation(
         engine, ThirdParty(engine.layout.slices, blocks), PoissonSampling(data.population, 1000),
-        np.random.default_rng(0), np.random.default_rng(1), rounds=10**9,
+        RoundStreams(0, "cohorts"), RoundStreams(0, "samples"), rounds=10**9,
     )  # fmt: skip
     w = flat.vector()
     return lambda: simulation.release(1, w)
@@ -109,7 +110,7 @@ def memory(cohort: int) -> dict[str, Any]:
     thread = threading.Thread(target=watch)
     thread.start()
     third_party.release(
-        engine.statistics(w, np.sort(rng.choice(10_000, cohort, replace=False))), like=w
+        engine.statistics(w, np.sort(rng.choice(10_000, cohort, replace=False))), like=w, round=1
     )
     done.set()
     thread.join()

@@ -65,7 +65,7 @@ def test_train_saves_a_run(tmp_path: Path) -> None:
     out = fpfl("train", str(config), "--out", str(tmp_path / "run"))
     assert out.returncode == 0, out.stderr
     files = {path.name for path in (tmp_path / "run").iterdir()}
-    assert {"model.safetensors", "history.json", "run.json", "privacy.txt", "config.toml",
+    assert {"model.safetensors", "history.json", "result.json", "privacy.txt", "config.toml",
             "evaluation-test.json"} <= files  # fmt: skip
     assert "simulation: no guarantee against anyone who has the seed" in out.stdout
     again = fpfl("train", str(config), "--out", str(tmp_path / "run"))

@@ -566,7 +566,7 @@ def test_coarser_products_stay_near_and_within_the_bound(precision, model) -> No
     one, other = (
         sum(clipped_sum(part, rules) for part in e.statistics(w, users)) for e in (exact, coarse)
     )
-    assert other.dtype == torch.float32
+    assert other.dtype == torch.float64
     torch.testing.assert_close(one, other, rtol=0.1, atol=0.03)
     for k in users:
         (part,) = coarse.statistics(w, np.array([k]))

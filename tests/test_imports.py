@@ -14,27 +14,38 @@ SOURCE = Path(__file__).parents[1] / "src" / "fpfl"
 # An arrow of the design: this room may import those. `randomness` and `models` are leaves.
 ALLOWED = {
     "randomness": set(),
+    "summing": set(),
+    "store": set(),
     "models": {"randomness"},
     "fairness": set(),
     "data": {"fairness", "randomness"},
     "methods": {"fairness"},
-    "privacy": {"randomness"},
-    "users": {"data", "fairness", "randomness"},
-    "thirdparty": {"privacy", "randomness"},
-    "server": {"data", "fairness", "methods", "privacy", "thirdparty", "users", "randomness"},
+    "privacy": {"randomness", "store"},
+    "users": {"data", "fairness", "randomness", "summing"},
+    "thirdparty": {"privacy", "randomness", "summing"},
+    "server": {
+        "data", "fairness", "methods", "privacy", "randomness", "store", "thirdparty", "users",
+    },
+    "heldout": {"data", "fairness", "privacy", "thirdparty", "users"},
     "report": {"server"},
-    "run": {"data", "fairness", "privacy", "server", "users"},
+    "fingerprint": {"data"},
+    "folder": {"data", "fairness", "fingerprint", "privacy", "server", "store"},
+    "run": {"data", "fairness", "heldout", "privacy", "server", "store", "users"},
     "arguments": {"data", "fairness", "methods", "privacy", "server", "thirdparty", "users"},
     "train": {
-        "arguments", "data", "fairness", "methods", "privacy", "randomness", "run", "server",
-        "thirdparty", "users",
+        "arguments", "data", "fairness", "folder", "methods", "privacy", "randomness", "run",
+        "server", "thirdparty", "users",
+    },
+    "audit": {
+        "data", "fairness", "models", "privacy", "server", "thirdparty", "train", "users",
     },
     "experiments": {
         "arguments", "data", "fairness", "methods", "models", "privacy", "report", "run", "server",
         "train", "users",
     },
     "config": {
-        "data", "fairness", "methods", "models", "privacy", "run", "server", "train", "users",
+        "data", "fairness", "folder", "methods", "models", "privacy", "run", "server", "train",
+        "users",
     },
 }  # fmt: skip
 

@@ -17,6 +17,7 @@ from fpfl import Clipping, FederatedDataset, Privacy, Schema
 from fpfl.fairness import Counts
 from fpfl.methods import Unconstrained
 from fpfl.privacy import FixedSizeSampling
+from fpfl.randomness import RoundStreams
 from fpfl.server import Selection, Simulation
 from fpfl.thirdparty import ThirdParty
 from fpfl.users import CohortEngine, FlatModel
@@ -275,10 +276,10 @@ def test_the_cap_on_participations_is_kept() -> None:
             computed.extend(users.tolist())
             return super().chunks(users, *how)
 
-    rng = np.random.default_rng
+    rng = [RoundStreams(0, "cohorts"), RoundStreams(0, "samples")]
     federation = Simulation(
         Watching(flat, data), ThirdParty(engine.layout.slices, blocks, plan), plan.sampling,
-        rng(0), rng(1), 20,
+        *rng, 20,
     )  # fmt: skip
     for t in range(20):
         federation.release(t, flat.vector())
@@ -286,7 +287,7 @@ def test_the_cap_on_participations_is_kept() -> None:
     assert len(set(computed)) == 30
     other = FixedSizeSampling(30, 15)
     with pytest.raises(ValueError, match=r"use plan\.sampling"):
-        Simulation(engine, ThirdParty(engine.layout.slices, blocks, plan), other, rng(0), rng(1), 1)
+        Simulation(engine, ThirdParty(engine.layout.slices, blocks, plan), other, *rng, 1)
 
 
 def test_average_is_the_mean_of_the_second_half() -> None:
@@ -320,7 +321,7 @@ def test_save_and_load(tmp_path) -> None:
     state = load_file(folder / "model.safetensors")
     assert torch.equal(state["weight"], run.model.weight)
     assert len(json.loads((folder / "history.json").read_text())) == 5
-    about = json.loads((folder / "run.json").read_text())
+    about = json.loads((folder / "result.json").read_text())
     assert about["privacy"]["noise_multiplier"] == 1.0
     assert "one user" in (folder / "privacy.txt").read_text()
 

@@ -15,11 +15,13 @@ from fpfl.fairness import (
     fnr_parity,
     predictive_parity,
 )
+from fpfl.folder import RunFolder
 from fpfl.methods import BMDM, MMDM, Tran
 from fpfl.models import mlp
 from fpfl.privacy import PrivacyPlan
 from fpfl.privacy.settings import Clipping, Privacy
 from fpfl.run import Run, evaluate_model
+from fpfl.server.round import RoundEvent
 from fpfl.train import FpflWarning, train
 
 __version__ = "0.1.0"
@@ -36,7 +38,9 @@ __all__ = [
     "Privacy",
     "PrivacyPlan",
     "Rate",
+    "RoundEvent",
     "Run",
+    "RunFolder",
     "Schema",
     "Tran",
     "accuracy_parity",

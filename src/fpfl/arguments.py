@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fpfl.data.federated import FederatedDataset
 from fpfl.fairness.constraints import Constraint
@@ -18,8 +18,8 @@ from fpfl.methods import MMDM, Method, Unconstrained
 from fpfl.privacy.plan import PrivacyPlan
 from fpfl.privacy.sampling import FixedSizeSampling, PoissonSampling
 from fpfl.privacy.settings import Clipping, Privacy, Sampling
-from fpfl.server.round import Row
 from fpfl.server.selection import Rule
+from fpfl.server.state import Row
 from fpfl.thirdparty.sums import ThirdParty
 from fpfl.users.engine import MEMORY_BUDGET
 from fpfl.users.flat import FlatModel
@@ -263,6 +263,13 @@ def drowned_notes(
             "of their own (Clipping(counts=...)), or merge groups"
         )
     return tuple(notes)
+
+
+def plain_optimizer(optimizer: Callable[[list[Tensor]], torch.optim.Optimizer]) -> dict[str, Any]:
+    """The kind of an optimiser and its numbers: a function's own name says neither."""
+    made = optimizer([nn.Parameter(torch.zeros(1))])
+    group = {name: plain_value(v) for name, v in made.param_groups[0].items() if name != "params"}
+    return {"kind": type(made).__name__, **group}
 
 
 def plain_value(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The command line: ``fpfl demo``, ``train``, ``privacy``, ``reproduce``.
+"""The command line: ``fpfl demo``, ``privacy``, ``reproduce``, and the commands about runs.
 
 Bad input ends with exit code 2 and one line; there are no tracebacks for what a user can mend.
 """
@@ -16,6 +16,8 @@ import click
 import typer
 
 from fpfl import __version__
+from fpfl import cli_runs as runs
+from fpfl.privacy.rules import BudgetExhaustedError
 
 app = typer.Typer(
     help="Group-fair, differentially private federated learning.",
@@ -24,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-SIMULATION_ONLY = "simulation only: measured without noise, not covered by ε"
+runs.add_commands(app)
 
 
 def main() -> None:
@@ -39,7 +41,7 @@ def main() -> None:
         code = _fail(error.format_message(), 2)
     except click.Abort:
         code = _fail("interrupted", 130)
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, BudgetExhaustedError) as error:
         code = _fail(str(error), 2)
     sys.exit(code if isinstance(code, int) else 0)
 
@@ -90,51 +92,6 @@ def demo(
         for note in r.run.warnings:
             console.print(f"Note on {r.name}: {note}", highlight=False, soft_wrap=True)
     console.print(f"\nPicture: {picture}   Runs: {out}", highlight=False, soft_wrap=True)
-
-
-@app.command()
-def train(
-    config: Annotated[Path, typer.Argument(help="The training, as TOML.")],
-    out: Annotated[Path, typer.Option(help="Folder for the finished run.")],
-    simulation: Annotated[
-        bool, typer.Option(help="Also evaluate a private run on its training population.")
-    ] = False,
-) -> None:
-    """Train what a config says and save the run.
-
-    On several cores or GPUs: torchrun --nproc-per-node 2 -m fpfl.cli train CONFIG --out FOLDER.
-    """
-    from fpfl.config import load_config, run_config
-    from fpfl.report.progress import progress
-    from fpfl.server.ranks import join
-
-    settings = load_config(config)
-    ranks, device = join(settings.training.device)
-    if not ranks.first:  # computes its share; the first process shows and saves
-        run_config(settings, folder=config.parent, device=device)
-        return
-    if out.exists() and any(out.iterdir()):
-        raise ValueError(f"{out} is there already and not empty; name another folder")
-    with progress("training", settings.training.rounds) as callback:
-        run, data, test = run_config(
-            settings, folder=config.parent, device=device, callbacks=(callback,)
-        )
-    run.save(out)
-    (out / "config.toml").write_text(config.read_text(encoding="utf-8"), encoding="utf-8")
-    print(run)
-    parts = {"test set": test}
-    if settings.privacy is None or simulation:
-        parts = {"training population": data, **parts}
-    for name, part in parts.items():
-        if part is not None:
-            evaluation = run.evaluate(part)
-            content = {"on": name, "mark": SIMULATION_ONLY, **evaluation.as_dict()}
-            file = out / f"evaluation-{name.split()[0]}.json"
-            file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-            print(f"\nOn the {name} ({SIMULATION_ONLY}):\n{evaluation}")
-    print(f"\nSaved in {out}")
-    if run.stopped:
-        raise typer.Exit(_fail(run.stopped, 1))
 
 
 @app.command()

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from torch import nn
 
 from fpfl.data.adult import load_adult
 from fpfl.data.federated import FederatedDataset
@@ -19,6 +20,7 @@ from fpfl.data.files import open_population
 from fpfl.data.scaling import scale_by_ranges
 from fpfl.data.schema import Attribute, Schema
 from fpfl.fairness.constraints import BY_NAME, Constraint, equal_error
+from fpfl.folder import RunFolder
 from fpfl.methods import MMDM, Method, Tran
 from fpfl.models import SHALLOW, mlp
 from fpfl.privacy.plan import Convention, Neighbours
@@ -29,6 +31,9 @@ from fpfl.server.round import Callback
 from fpfl.server.selection import Rule
 from fpfl.train import train
 from fpfl.users.precision import Precision
+
+VERSION = 1
+"""Of the config's format: a newer fpfl may read keys that this one does not know."""
 
 
 class _Section(BaseModel):
@@ -111,6 +116,7 @@ class TrainingConfig(_Section):
     memory: int | None = None
     precision: Precision = "float32"
     device: str = "cpu"
+    checkpoint_every: int = 200
 
 
 class ClipConfig(_Section):
@@ -121,6 +127,7 @@ class ClipConfig(_Section):
     selection: float = 2.0
     counts_share: float = 0.15
     selection_share: float = 0.05
+    clipped_share: float | None = None
 
 
 class ConstraintConfig(_Section):
@@ -152,11 +159,14 @@ class PrivacyConfig(_Section):
     neighbours: Neighbours | None = None
     population: int | None = None
     max_participations: int | None = None
+    budget: float | None = None
+    ledger: Path | None = None
 
 
 class Config(_Section):
     """A whole training."""
 
+    version: int = VERSION
     data: DataConfig
     model: ModelConfig = ModelConfig()
     training: TrainingConfig
@@ -171,6 +181,12 @@ def load_config(path: str | Path) -> Config:
         content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not a TOML file: {error}") from error
+    version = content.get("version", VERSION)
+    if isinstance(version, int) and version > VERSION:
+        raise ValueError(
+            f"{path} is of version {version}, for a newer fpfl; this one reads version {VERSION}: "
+            "upgrade fpfl"
+        )
     try:
         return Config.model_validate(content)
     except ValidationError as error:
@@ -182,22 +198,23 @@ def run_config(
     *,
     folder: Path = Path(),
     device: str | None = None,
+    partition_seed: int | None = None,
+    keep: RunFolder | None = None,
     callbacks: tuple[Callback, ...] = (),
 ) -> tuple[Run, FederatedDataset, FederatedDataset | None]:
     """Train what a config says; also return the training and the test data.
 
-    ``device`` replaces the config's, for one process of several.
+    ``device`` replaces the config's, for one process of several; ``partition_seed`` its seed for
+    dealing samples to made-up users; ``keep`` is the folder that the run is kept in.
     """
-    data, test = _data(config, folder)
+    data, test = load_data(config, folder, partition_seed)
     t = config.training
-    outputs = 1 if data.schema.classes in (None, 2) else int(data.schema.classes or 0)
-    inputs = int(np.prod(data.schema.shape))
     run = train(
-        mlp(inputs, config.model.hidden, outputs, seed=t.seed),
+        make_model(config, data.schema),
         data,
         cohort=t.cohort,
         rounds=t.rounds,
-        constraint=_constraint(config, data.schema),
+        constraint=make_constraint(config, data.schema),
         method=_method(config.method),
         privacy=_privacy(config.privacy),
         clip=_clip(t.clip),
@@ -213,12 +230,16 @@ def run_config(
         memory=t.memory,
         precision=t.precision,
         device=device or t.device,
+        folder=keep,
         callbacks=callbacks,
     )
     return run, data, test
 
 
-def _data(config: Config, folder: Path) -> tuple[FederatedDataset, FederatedDataset | None]:
+def load_data(
+    config: Config, folder: Path, partition_seed: int | None = None
+) -> tuple[FederatedDataset, FederatedDataset | None]:
+    """The training and the test data of a config whose paths are relative to a folder."""
     d = config.data
     if d.train is not None:
         assert d.declared is not None  # the section checked it
@@ -235,9 +256,22 @@ def _data(config: Config, folder: Path) -> tuple[FederatedDataset, FederatedData
     train_data = load_adult("train", normalise=d.normalise, attributes=attributes)
     if d.users == "poisson":
         # Unseeded, but the same for all processes of one training.
-        seed = Ranks.current().agreed_seed(config.training.seed)
-        train_data = train_data.partition(mean=d.mean_samples, seed=seed)
+        given = config.training.seed if partition_seed is None else partition_seed
+        train_data = train_data.partition(
+            mean=d.mean_samples, seed=Ranks.current().agreed_seed(given)
+        )
     return train_data, load_adult("test", normalise=d.normalise, attributes=attributes)
+
+
+def load_people(config: Config, path: Path) -> FederatedDataset:
+    """Further data of the kind that a config trains on: an .npz file, or a population folder."""
+    if path.is_dir():
+        return open_population(path)
+    if config.data.declared is None:
+        raise ValueError(
+            f"{path} is a file, and its schema is not in the config; give a population folder"
+        )
+    return _load_file(path, config.data.declared, None)
 
 
 def _load_file(path: Path, declared: SchemaConfig, population: int | None) -> FederatedDataset:
@@ -276,7 +310,15 @@ def _load_file(path: Path, declared: SchemaConfig, population: int | None) -> Fe
     )
 
 
-def _constraint(config: Config, schema: Schema) -> Constraint | None:
+def make_model(config: Config, schema: Schema) -> nn.Module:
+    """The network that a config describes, with its initial parameters."""
+    outputs = 1 if schema.classes in (None, 2) else int(schema.classes or 0)
+    inputs = int(np.prod(schema.shape))
+    return mlp(inputs, config.model.hidden, outputs, seed=config.training.seed)
+
+
+def make_constraint(config: Config, schema: Schema) -> Constraint | None:
+    """The constraint that a config names."""
     c = config.constraint
     if c is None:
         return None
@@ -303,7 +345,7 @@ def _method(config: MethodConfig | None) -> Method | None:
 def _privacy(config: PrivacyConfig | None) -> Privacy | None:
     if config is None:
         return None
-    values = config.model_dump() | {"clip": _clip(config.clip)}
+    values = config.model_dump(exclude={"ledger"}) | {"clip": _clip(config.clip)}
     return Privacy(**values)
 
 

@@ -29,6 +29,25 @@ def stream(seed: int | None, purpose: Purpose) -> np.random.Generator:
     return np.random.default_rng([_check(seed), _NUMBERS[purpose]])
 
 
+class RoundStreams:
+    """A stream for every round of a run.
+
+    With a seed, round t's numbers depend on the seed and t alone, so that a run that is resumed
+    draws what it would have drawn. Without one, all rounds go on with one generator that started
+    from the operating system's randomness.
+    """
+
+    def __init__(self, seed: int | None, purpose: Purpose) -> None:
+        self._seed = None if seed is None else derived_seed(seed, purpose)
+        self._one = stream(None, purpose)
+
+    def of(self, round: int) -> np.random.Generator:
+        """The stream of a round."""
+        if self._seed is None:
+            return self._one
+        return np.random.Generator(np.random.Philox(key=[self._seed, round]))
+
+
 def derived_seed(seed: int, purpose: Purpose) -> int:
     """A seed for one purpose, for generators that are not numpy's."""
     sequence = np.random.SeedSequence([_check(seed), _NUMBERS[purpose]])

@@ -16,7 +16,8 @@ from torch import nn
 from fpfl.data.federated import FederatedDataset
 from fpfl.fairness.constraints import Constraint
 from fpfl.fairness.gaps import Evaluation, evaluate_predictions
-from fpfl.server.round import Row
+from fpfl.server.state import Row
+from fpfl.store.files import explained, write_whole
 from fpfl.users.engine import predict
 from fpfl.users.flat import FlatModel
 from fpfl.users.task import check_model
@@ -78,17 +79,13 @@ class Run:
         )
 
     def save(self, folder: str | Path) -> Path:
-        """Write the run to a folder: model.safetensors, history.json, run.json, privacy.txt."""
-        from safetensors.torch import save_file
+        """Write the run to a folder: model.safetensors, history.json, result.json, privacy.txt."""
+        from safetensors.torch import save
 
         # Clones: tied weights share memory, which the format refuses.
         state = {n: v.detach().clone().contiguous() for n, v in self.model.state_dict().items()}
         if any(v.is_floating_point() and not bool(v.isfinite().all()) for v in state.values()):
             raise ValueError("the model has parameters that are not finite; it is not saved")
-        path = Path(folder)
-        path.mkdir(parents=True, exist_ok=True)
-        save_file(state, path / "model.safetensors")
-        (path / "history.json").write_text(json.dumps(self.history) + "\n", encoding="utf-8")
         about = {
             "selected": self.selected,
             "stopped": self.stopped,
@@ -96,8 +93,14 @@ class Run:
             "settings": self.settings,
             "privacy": self.privacy.as_dict() if self.privacy else None,
         }
-        (path / "run.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-        (path / "privacy.txt").write_text(f"{self.privacy or NO_PRIVACY}\n", encoding="utf-8")
+        path = Path(folder)
+        with explained(path, "The run was not saved; name a folder that can be written to"):
+            path.mkdir(parents=True, exist_ok=True)
+        write_whole(path / "model.safetensors", save(state))
+        write_whole(path / "history.json", f"{json.dumps(self.history)}\n".encode())
+        write_whole(path / "privacy.txt", f"{self.privacy or NO_PRIVACY}\n".encode())
+        # The last: where it is, the others are.
+        write_whole(path / "result.json", f"{json.dumps(about, indent=1)}\n".encode())
         return path
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -19,6 +20,7 @@ from fpfl.arguments import (
     drowned_notes,
     fingerprint,
     memory_budget,
+    plain_optimizer,
     plain_value,
     prepared,
     public_normaliser,
@@ -26,12 +28,13 @@ from fpfl.arguments import (
 )
 from fpfl.data.federated import FederatedDataset
 from fpfl.fairness.constraints import Constraint
+from fpfl.folder import RunFolder, as_run_folder, begun_with, noise_kept, opened, statement
 from fpfl.methods import Method
 from fpfl.privacy.settings import Clipping, Privacy, Sampling
-from fpfl.randomness import stream
+from fpfl.randomness import RoundStreams
 from fpfl.run import Run, with_parameters
 from fpfl.server.ranks import Ranks
-from fpfl.server.round import Callback, OptimizerFactory, ServerSettings, serve
+from fpfl.server.round import Callback, OptimizerFactory, ServerSettings, begin, serve
 from fpfl.server.selection import Rule
 from fpfl.server.simulation import Simulation
 from fpfl.thirdparty.noise import SeededNoise, SystemNoise
@@ -66,6 +69,7 @@ def train(
     memory: int | None = None,
     precision: Precision = "float32",
     device: torch.device | str | None = None,
+    folder: str | Path | RunFolder | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Run:
     """Train a model on a population of users, fairly and privately as asked.
@@ -114,6 +118,10 @@ def train(
         hardware that has them; norms, clipping and sums stay as they are.
     device
         Where to compute; the model's own device when it is not given.
+    folder
+        A new folder for the run: its ledger, what it released, checkpoints and in the end the
+        model. Without one nothing is written, and a crash loses the run but not what it cost.
+        ``RunFolder(path, resume=True)`` goes on with a run; see `RunFolder` for more.
     callbacks
         Called with a `RoundEvent` after each round.
 
@@ -143,21 +151,16 @@ def train(
         precision=precision,
     )
     blocks = clipping.blocks(constrained=constraint is not None, selection=True) if clipping else ()
+    where = None if folder is None else as_run_folder(folder)
     plan = None
     if privacy is not None:
-        plan = privacy.plan(population=data.population, cohort=cohort, rounds=rounds, blocks=blocks)
+        # A run that goes on keeps its noise, whatever T is now.
+        settled = privacy if where is None else noise_kept(where, privacy)
+        plan = settled.plan(population=data.population, cohort=cohort, rounds=rounds, blocks=blocks)
     source = SystemNoise() if noise_seed is None else SeededNoise(noise_seed)
     third_party = ThirdParty(engine.layout.slices, blocks, plan, source)
-    federation = Simulation(
-        engine,
-        third_party,
-        chosen_sampling(sampling, plan, data.population, cohort),
-        stream(common, "cohorts"),
-        stream(common, "samples"),
-        rounds,
-        ranks,
-    )
-    settings = ServerSettings(
+    chosen = chosen_sampling(sampling, plan, data.population, cohort)
+    server = ServerSettings(
         layout=engine.layout,
         method=method,
         optimizer=optimizer or (lambda w: torch.optim.SGD(w, lr=learning_rate)),
@@ -168,43 +171,76 @@ def train(
         selection=selection,
         selection_window=selection_window,
     )
-    common_to_all = (plan, blocks, engine.layout, federation.sampling, settings.tolerance, rounds,
-                     settings.normaliser, samples_per_user, seed, precision, learning_rate,
-                     selection, selection_window, plain_value(method))  # fmt: skip
-    ranks.check_same({"data": fingerprint(data), "settings": repr(common_to_all).encode()})
-    outcome = serve(federation, w, settings, callbacks if ranks.first else ())
-    notes = drowned_notes(outcome.history, third_party, engine.layout)
-    for note in (*notes, *([outcome.stopped] if outcome.stopped else [])):
-        warnings.warn(note, FpflWarning, stacklevel=2)
-    return Run(
-        model=with_parameters(flat, outcome.w),
-        history=outcome.history,
-        privacy=plan.statement(seeded_noise=source.seeded, seeded_cohorts=seed is not None)
-        if plan
-        else None,
-        selected=outcome.selected,
-        constraint=constraint,
-        stopped=outcome.stopped,
-        warnings=notes,
-        settings={
-            "cohort": cohort,
-            "rounds": rounds,
-            "population": data.population,
-            "constraint": constraint.name if constraint else None,
-            "tolerance": constraint.tolerance if constraint else None,
-            "method": plain_value(method),
-            "privacy": plain_value(privacy),
-            "clip": plain_value(clipping),
-            "learning_rate": learning_rate if optimizer is None else None,
-            "normaliser": settings.normaliser,
-            "optimizer": None if optimizer is None else repr(optimizer),
-            "sampling": type(federation.sampling).__name__,
-            "samples_per_user": samples_per_user,
-            "precision": precision,
-            "processes": ranks.size,
-            "selection": selection,
-            "selection_window": selection_window,
-            "seeded_cohorts": seed is not None,
-            "seeded_noise": noise_seed is not None,
-        },
-    )
+    settings = {
+        "cohort": cohort,
+        "rounds": rounds,
+        "population": data.population,
+        "constraint": constraint.name if constraint else None,
+        "tolerance": constraint.tolerance if constraint else None,
+        "method": plain_value(method),
+        "privacy": plain_value(privacy),
+        "clip": plain_value(clipping),
+        "learning_rate": learning_rate if optimizer is None else None,
+        "normaliser": server.normaliser,
+        "optimizer": None if optimizer is None else plain_optimizer(optimizer),
+        "sampling": type(chosen).__name__,
+        "samples_per_user": samples_per_user,
+        "precision": precision,
+        "processes": ranks.size,
+        "selection": selection,
+        "selection_window": selection_window,
+        "seeded_cohorts": seed is not None,
+        "seeded_noise": noise_seed is not None,
+    }
+    alike = (settings, plan, blocks, engine.layout, seed)
+    ranks.check_same({"data": fingerprint(data), "settings": repr(alike).encode()})
+    kept = None
+    if where is not None:
+        begun = begun_with(
+            where,
+            settings, (seed, noise_seed, memory, str(w.device)), flat.module, data, constraint,
+            optimizer, plan, privacy,
+        )  # fmt: skip
+        kept = opened(where, begun, begin(w, server), ranks)
+    try:
+        federation = Simulation(
+            engine,
+            third_party,
+            chosen,
+            RoundStreams(common, "cohorts"),
+            RoundStreams(common, "samples"),
+            rounds,
+            ranks,
+            kept.past if kept else None,
+            kept.journal if kept else None,
+        )
+        outcome = serve(
+            federation,
+            w,
+            server,
+            callbacks if ranks.first else (),
+            kept.past.state if kept else None,
+            kept.journal if kept else None,
+        )
+        notes = drowned_notes(outcome.history, third_party, engine.layout)
+        notes += kept.past.notes if kept else ()
+        for note in (*notes, *([outcome.stopped] if outcome.stopped else [])):
+            warnings.warn(note, FpflWarning, stacklevel=2)
+        ledger = kept.journal.ledger if kept and kept.journal else None
+        run = Run(
+            model=with_parameters(flat, outcome.w),
+            history=outcome.history,
+            privacy=statement(plan, ledger, noise_seed is not None, seed is not None),
+            selected=outcome.selected,
+            constraint=constraint,
+            stopped=outcome.stopped,
+            warnings=notes,
+            settings=settings,
+        )
+        if kept and kept.journal:
+            run.save(kept.journal.folder)
+            kept.journal.ledger.finish(len(outcome.history), outcome.stopped)
+    finally:
+        if kept and kept.journal:
+            kept.journal.close()
+    return run

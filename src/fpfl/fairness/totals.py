@@ -7,7 +7,7 @@ here, in one place.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 from torch import Tensor
@@ -22,8 +22,8 @@ class Counts:
     """What a round counted, with R rates and G groups; several rounds' counts can be added.
 
     ``F`` and ``n`` (R, G) belong to the groups, ``overall_F`` and ``overall_n`` (R,) to everybody.
-    ``hits`` and ``misses`` count right and wrong predictions where v carries them. Counts below
-    ``smallest`` say nothing.
+    ``hits`` and ``misses`` count right and wrong predictions and ``clipped`` the users who were
+    clipped, where v carries them. Counts below ``smallest`` say nothing.
     """
 
     F: Tensor
@@ -32,6 +32,7 @@ class Counts:
     overall_n: Tensor
     hits: Tensor | None = None
     misses: Tensor | None = None
+    clipped: Tensor | None = None
     smallest: float = SMALLEST_COUNT
 
     def __add__(self, other: Counts) -> Counts:
@@ -40,13 +41,17 @@ class Counts:
             n=self.n + other.n,
             overall_F=self.overall_F + other.overall_F,
             overall_n=self.overall_n + other.overall_n,
-            hits=None if self.hits is None or other.hits is None else self.hits + other.hits,
-            misses=None
-            if self.misses is None or other.misses is None
-            else self.misses + other.misses,
+            hits=_both(self.hits, other.hits),
+            misses=_both(self.misses, other.misses),
+            clipped=_both(self.clipped, other.clipped),
             # Independent noise: variances add.
             smallest=math.hypot(self.smallest, other.smallest),
         )
+
+    def alone(self) -> Counts:
+        """The counts without what a subclass adds to them."""
+        names = [each.name for each in fields(Counts)]
+        return Counts(**{name: getattr(self, name) for name in names})
 
     def overall(self) -> Tensor:
         """F/n' of every rate, as released; NaN where n' says nothing."""
@@ -116,3 +121,7 @@ class Totals(Counts):
     def divisors(self) -> tuple[Tensor, Tensor]:
         """n' (R,) and n'_a (R, G) to divide by: where they say nothing, any positive number."""
         return self.overall_n.clamp(min=self.smallest), self.n.clamp(min=self.smallest)
+
+
+def _both(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    return None if one is None or other is None else one + other

@@ -38,6 +38,10 @@ class PrivacyWarning(UserWarning):
     """The settings are allowed, but promise less than they may seem to."""
 
 
+class BudgetExhaustedError(RuntimeError):
+    """A release that would exceed a budget was not made."""
+
+
 @dataclass(frozen=True)
 class Block:
     """A part of the statistics that is clipped and noised on its own.

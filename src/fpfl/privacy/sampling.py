@@ -10,7 +10,7 @@ generator is one seeded by the operating system (``numpy.random.default_rng()``)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,9 +75,9 @@ class PoissonSampling:
         """
         return _distinct(rng, self.population, int(rng.binomial(self.population, self.probability)))
 
-    def participation(self) -> Participation:
-        """Return a fresh counter that applies this sampler's cap."""
-        return Participation(self.max_participations)
+    def participation(self, past: Mapping[int, int] | None = None) -> Participation:
+        """Return a counter that applies this sampler's cap, fresh or with past participations."""
+        return Participation(self.max_participations, past)
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,9 @@ class FixedSizeSampling:
         """Draw one cohort: ``cohort`` distinct user indices in rising order, in O(cohort)."""
         return _distinct(rng, self.population, self.cohort)
 
-    def participation(self) -> Participation:
-        """Return a fresh counter without a cap."""
-        return Participation(None)
+    def participation(self, past: Mapping[int, int] | None = None) -> Participation:
+        """Return a counter without a cap, fresh or with past participations."""
+        return Participation(None, past)
 
 
 class Participation:
@@ -134,6 +134,7 @@ class Participation:
         self.cap = None if cap is None else whole_number("cap", cap, hint=_CAP_HINT)
         self._counts: dict[int, int] = {}
         self._uncounted: list[NDArray[np.int64]] = []
+        self._withdrawn: NDArray[np.int64] | None = None
         for user, count in (counts or {}).items():
             key = whole_number("a user's index", user, least=0, hint="give what .counts returned")
             number = whole_number("a user's count", count, least=0, hint="give what .counts gave")
@@ -153,6 +154,15 @@ class Participation:
         self._uncounted.clear()
         return dict(self._counts)
 
+    def withdraw(self, users: Collection[int]) -> None:
+        """From the next call of :meth:`admit` on these users contribute nothing.
+
+        A user decides so without looking at any other's data, and sends nothing afterwards, which
+        is what the neighbour without the user does, too. The cohorts of the others stay what they
+        are: with a fixed size the slot of a user who withdrew stays empty.
+        """
+        self._withdrawn = np.fromiter(users, dtype=np.int64) if users else None
+
     def admit(self, users: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return those of ``users`` who may still take part, and count them.
 
@@ -164,8 +174,10 @@ class Participation:
         Returns
         -------
         ndarray of int64
-            The users whose count was below the cap, in the same order.
+            Those who did not withdraw and whose count was below the cap, in the same order.
         """
+        if self._withdrawn is not None:
+            users = users[~np.isin(users, self._withdrawn)]
         if self.cap is None:
             self._uncounted.append(users)  # counted when somebody asks
             return users

@@ -12,6 +12,7 @@ from typing import Literal
 from fpfl.privacy.plan import Block, Convention, Neighbours, PrivacyPlan
 
 JOINT, GRADIENTS, COUNTS, SELECTION = "joint", "gradients", "counts", "selection"
+CLIPPED = "clipped"
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,10 @@ class Clipping:
         out).
     counts_share, selection_share
         Which part of the privacy budget 1/σ² the blocks get; the gradients have the rest.
+    clipped_share
+        Count how many users of a cohort had their gradients (or their joint vector) scaled down,
+        with this part of the budget: the count says whether the bound suits, and is a release like
+        any other. Without it nobody learns how many were clipped.
     """
 
     bound: float
@@ -39,17 +44,19 @@ class Clipping:
     selection: float = 2.0
     counts_share: float = 0.15
     selection_share: float = 0.05
+    clipped_share: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("bound", "counts", "selection"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise ValueError(f"the clip bound {name!r} is {value}; it must be positive")
-        for name in ("counts_share", "selection_share"):
-            if not 0.0 < getattr(self, name) < 1.0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be between 0 and 1")
-        if self.counts_share + self.selection_share >= 1.0:
-            raise ValueError("counts_share and selection_share leave nothing for the gradients")
+        for name in ("counts_share", "selection_share", "clipped_share"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 < value < 1.0:
+                raise ValueError(f"{name} is {value}; it must be between 0 and 1")
+        if self.counts_share + self.selection_share + (self.clipped_share or 0.0) >= 1.0:
+            raise ValueError("the shares of counts leave nothing for the gradients")
 
     def blocks(self, *, constrained: bool, selection: bool) -> tuple[Block, ...]:
         """The blocks of a vector with or without fairness counts and selection counts."""
@@ -61,6 +68,9 @@ class Clipping:
         if selection:
             blocks.append(Block(SELECTION, self.selection, self.selection_share))
             rest -= self.selection_share
+        if self.clipped_share is not None:
+            blocks.append(Block(CLIPPED, 1.0, self.clipped_share))
+            rest -= self.clipped_share
         return (Block(JOINT if self.counts is None else GRADIENTS, self.bound, rest), *blocks)
 
 
@@ -87,6 +97,10 @@ class Privacy:
         statement gives the real ε beside it.
     max_participations
         Cap on the rounds that one user takes part in.
+    budget
+        ε that the run may cost in the end, if its settings are changed or its rounds are raised
+        after looking: a privacy filter keeps to it (see ``docs/privacy.md``). It is fixed when
+        the run begins; by default it is the plan's own ε.
     """
 
     epsilon: float | None = None
@@ -97,8 +111,11 @@ class Privacy:
     neighbours: Neighbours | None = None
     population: int | None = None
     max_participations: int | None = None
+    budget: float | None = None
 
     def __post_init__(self) -> None:
+        if self.budget is not None and not (math.isfinite(self.budget) and self.budget > 0):
+            raise ValueError(f"the budget is {self.budget}; it must be a positive ε")
         if (self.epsilon is None) == (self.noise_multiplier is None):
             raise ValueError(
                 f"epsilon={self.epsilon} and noise_multiplier={self.noise_multiplier} were given; "

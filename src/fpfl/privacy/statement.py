@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fpfl.privacy.accounting import MissingAccountantError
+from fpfl.privacy.gaussian import gaussian_epsilon, participations_bound
 
 if TYPE_CHECKING:
+    from fpfl.privacy.filter import Mechanism, PrivacyFilter
     from fpfl.privacy.plan import PrivacyPlan
 
 NOT_COMPUTED = "ε not computed here: dp-accounting is not installed"
@@ -28,6 +31,9 @@ _ACCOUNTANTS = {
     "fixed": "Rényi DP for sampling without replacement (Wang et al. 2019), or no amplification "
     "at all where that gives less",
 }
+_FILTER = (
+    "a privacy filter, Rényi DP at order {order}, fixed before the run (Feldman and Zrnic 2021)"
+)
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,10 @@ class PrivacyStatement:
     epsilon_server_real: float | None
     seeded_noise: bool
     seeded_cohorts: bool
+    filter_order: int | None = None
+    filter_spent: float | None = None
+    changes: int = 0
+    population_ledger: str | None = None
 
     @classmethod
     def of(
@@ -119,6 +129,45 @@ class PrivacyStatement:
             seeded_cohorts=seeded_cohorts,
         )
 
+    def filtered(
+        self, limit: PrivacyFilter, charges: Mapping[Mechanism, int], changes: int
+    ) -> PrivacyStatement:
+        """The statement of a run whose rounds or noise were changed after looking.
+
+        What holds is the filter's budget. It was changed on some of the ways that the run could
+        have gone and kept to its plan on others: a set of outcomes is a part of the first kind and
+        one of the second, each within its own (ε, δ), so together they are within 2δ.
+        Against the server: all rounds that were charged, with the least noise and the largest
+        cohort that any of them had.
+        """
+        rounds = sum(charges.values())
+        least = min(mechanism.noise_multiplier for mechanism in charges)
+        most = max(mechanism.cohort for mechanism in charges)
+        users = self.real_population or self.population
+        times = self.participations
+        if not self.participations_capped and rounds:
+            times = participations_bound(users, most, rounds, self.delta)
+        server = gaussian_epsilon(least, times, self.delta, sensitivity=self.sensitivity_honest)
+        return replace(
+            self,
+            accountant=_FILTER.format(order=limit.order),
+            population=users,
+            real_population=None,
+            rounds=rounds,
+            convention="replace-one" if self.convention == "paper" else self.convention,
+            delta=2 * limit.delta,
+            epsilon=limit.epsilon,
+            epsilon_honest=limit.epsilon,
+            epsilon_real=None,
+            participations=times,
+            epsilon_server=server,
+            participations_real=None,
+            epsilon_server_real=None,
+            filter_order=limit.order,
+            filter_spent=limit.spent(charges),
+            changes=changes,
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """Return all figures, unrounded, in types that JSON knows."""
         values = asdict(self)
@@ -134,14 +183,35 @@ class PrivacyStatement:
             *self._against_outsiders(),
             *self._against_server(),
             *self._how(),
+            *self._changed(),
             "Not covered: whatever was read from the data before training (means for a "
             "normalisation, vocabularies, ranges) and evaluations without noise.",
-            "This is the price of this run alone: every further run on the same users (another "
-            "seed, a search for settings) adds to it.",
+            *self._beyond(),
         ]
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
+
+    def _changed(self) -> list[str]:
+        if self.filter_order is None:
+            return []
+        return [
+            f"Settings that count were changed {self.changes} time{'s'[: self.changes > 1]} after "
+            "totals had been released, so ε is the budget that was fixed before the run and kept "
+            "by a privacy filter, not the price of a plan; δ is doubled. For orientation: what was "
+            f"charged so far comes to {round_up(self.filter_spent or 0.0)} of it.",
+        ]
+
+    def _beyond(self) -> list[str]:
+        if self.population_ledger is None:
+            return [
+                "This is the price of this run alone: every further run on the same users (another "
+                "seed, a search for settings) adds to it.",
+            ]
+        return [
+            "Other runs on the same users add to this price. The population's ledger adds them up:",
+            *self.population_ledger.splitlines(),
+        ]
 
     def _warnings(self) -> list[str]:
         lines = []
@@ -219,7 +289,7 @@ class PrivacyStatement:
             return f"{figure} {rounds}. That is a cap: nobody takes part more often."
         return (
             f"{figure} {rounds}. There is no cap: no user exceeds it but with probability "
-            f"{self.delta:g}, which adds to δ."
+            f"{self.delta_server / 2:g}, which adds to δ."
         )
 
     def _how(self) -> list[str]:

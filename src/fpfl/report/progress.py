@@ -6,7 +6,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fpfl.server.round import Callback, RoundEvent, Row
+from fpfl.server.round import Callback, RoundEvent
+from fpfl.server.state import Row
 
 
 def released(row: Row) -> str:

@@ -50,6 +50,11 @@ class Ranks:
             dist.broadcast(values, 0)
         return values
 
+    def numbers_from_first(self, numbers: list[int]) -> list[int]:
+        """The first process's whole numbers, of which all processes know how many they are."""
+        there: list[int] = self.from_first(torch.tensor(numbers, device=_device())).tolist()
+        return there
+
     def agreed_seed(self, seed: int | None) -> int | None:
         """A seed that all processes share, from the system's randomness where none is given.
 

@@ -9,18 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fpfl.fairness.totals import SMALLEST_COUNT, Totals
 from fpfl.methods.base import Method, MethodState
+from fpfl.privacy.rules import BudgetExhaustedError
 from fpfl.server.selection import Rule, Selection
+from fpfl.server.state import Keeper, Row, ServerState, moved
 from fpfl.users.layout import Layout
-
-Row = dict[str, Any]
-"""What one round released, as plain numbers: a row of the history."""
 
 OptimizerFactory = Callable[[list[Tensor]], torch.optim.Optimizer]
 
@@ -35,11 +34,15 @@ class Federation(Protocol):
 
 @dataclass(frozen=True)
 class RoundEvent:
-    """What a callback sees after a round: the row, and the parameters w_t it led to."""
+    """What a callback sees after a round: all of it was released, or follows from what was.
+
+    The row, the parameters w_t it led to, T, and the released totals v_t themselves.
+    """
 
     row: Row
     w: Tensor
     rounds: int
+    v: Tensor
 
 
 Callback = Callable[[RoundEvent], None]
@@ -80,27 +83,34 @@ def serve(
     w: Tensor,
     settings: ServerSettings,
     callbacks: Sequence[Callback] = (),
+    state: ServerState | None = None,
+    keeper: Keeper | None = None,
 ) -> Outcome:
-    """Run T rounds from w_0.
+    """Run T rounds from w_0, or those that are left after a state that was kept.
 
     Each round: v_t released at w_{t−1}; multipliers and direction from its totals (the method);
     one step of the optimiser; selection. A direction or a model that is not finite stops the run
-    and the last good model is kept.
+    and the last good model is kept; so does a budget that is spent.
     """
     layout = settings.layout
-    parameter = torch.nn.Parameter(w.clone())
+    state = state or begin(w, settings)
+    parameter = torch.nn.Parameter(state.w.to(w.device, copy=True))
     optimizer = settings.optimizer([parameter])
-    state = MethodState.zeros(len(layout.rates), len(layout.groups), w.device)
-    selection = Selection(
-        settings.selection, settings.rounds, settings.tolerance, settings.selection_window
-    )
-    history: list[Row] = []
+    if state.optimizer:
+        optimizer.load_state_dict(state.optimizer)
+    method = moved(state.method, w.device)
+    selection = moved(state.selection, w.device).until(settings.rounds, state.round)
+    history = list(state.history)
     stopped = None
-    for t in range(1, settings.rounds + 1):
+    for t in range(state.round + 1, settings.rounds + 1):
         before = parameter.detach().clone()
-        v = federation.release(t, before)
+        try:
+            v = federation.release(t, before)
+        except BudgetExhaustedError as error:
+            stopped = str(error)
+            break
         totals = layout.totals(v, settings.normaliser, settings.smallest_count)
-        state, direction = settings.method.update(state, totals, settings.tolerance)
+        method, direction = settings.method.update(method, totals, settings.tolerance)
         parameter.grad = direction
         optimizer.step()
         after = parameter.detach()
@@ -112,14 +122,32 @@ def serve(
             )
             parameter.data.copy_(before)
             break
-        row = describe(t, totals, state, layout, settings.tolerance)
+        row = describe(t, totals, method, layout, settings.tolerance)
         history.append(row)
         after = after.clone()
         selection = selection.observe(t, before, totals, after)
         for callback in callbacks:
-            callback(RoundEvent(row, after, settings.rounds))
+            callback(RoundEvent(row, after, settings.rounds, v))
+        if keeper is not None and keeper.due(t):
+            rest = optimizer.state_dict()
+            keeper.keep(ServerState(t, after, rest, method, selection, history))
     chosen, how = selection.choose(parameter.detach().clone(), len(history))
     return Outcome(chosen, how, history, stopped)
+
+
+def begin(w: Tensor, settings: ServerSettings) -> ServerState:
+    """The state before the first round: w_0 and λ_0 = 0."""
+    layout = settings.layout
+    return ServerState(
+        round=0,
+        w=w,
+        optimizer={},
+        method=MethodState.zeros(len(layout.rates), len(layout.groups), w.device),
+        selection=Selection(
+            settings.selection, settings.rounds, settings.tolerance, settings.selection_window
+        ),
+        history=[],
+    )
 
 
 def describe(t: int, totals: Totals, state: MethodState, layout: Layout, tolerance: float) -> Row:

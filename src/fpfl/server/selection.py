@@ -61,7 +61,8 @@ class Selection:
     def observe(self, t: int, measured: Tensor, counts: Counts, after: Tensor) -> Selection:
         """Take in round t: what it counted about w_{t−1}, and the model w_t it led to."""
         if self.rule == "best":
-            recent = (*self.recent, (measured, counts))[-self.window :]
+            # The counts alone: what else a round released is as long as v.
+            recent = (*self.recent, (measured, counts.alone()))[-self.window :]
             if len(recent) < min(self.window, self.rounds):
                 return replace(self, recent=recent)  # a shorter window would be a luckier one
             models = torch.stack([w for w, _ in recent])
@@ -80,6 +81,13 @@ class Selection:
             mean = after if self.mean is None else self.mean + (after - self.mean) / count
             return replace(self, mean=mean, averaged=count)
         return self
+
+    def until(self, rounds: int, done: int) -> Selection:
+        """The same for another T, after ``done`` rounds."""
+        # A mean that began before the second half of the new T begins anew.
+        early = self.mean is not None and done - self.averaged < rounds // 2
+        kept = replace(self, mean=None, averaged=0) if early and rounds != self.rounds else self
+        return replace(kept, rounds=rounds)
 
     def choose(self, last: Tensor, rounds_done: int) -> tuple[Tensor, str]:
         """Return the selected parameters and, in words, which model they are."""

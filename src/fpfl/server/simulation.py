@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-import numpy as np
 from torch import Tensor
 
+from fpfl.privacy.rules import BudgetExhaustedError
 from fpfl.privacy.sampling import FixedSizeSampling, Participation, PoissonSampling
+from fpfl.randomness import RoundStreams
 from fpfl.server.ahead import ahead
 from fpfl.server.ranks import Ranks
 from fpfl.thirdparty.sums import ThirdParty
 from fpfl.users.engine import CohortEngine
 from fpfl.users.reading import Chunk
+
+if TYPE_CHECKING:
+    from fpfl.server.journal import Journal, Past
 
 
 @dataclass(frozen=True)
@@ -29,25 +34,30 @@ class Simulation:
         Clips, sums, adds noise.
     sampling
         How cohorts are drawn; with privacy it must be the plan's own.
-    rng
-        The cohorts' random stream.
-    samples_rng
-        The stream that picks samples of a user, and dropout's masks: what happens on a device
-        does not change who is drawn next.
+    cohorts, samples
+        The random streams of every round: who is drawn; and which samples of a user, with
+        dropout's masks. What happens on a device does not change who is drawn.
     rounds
         How many rounds there will be: nobody is drawn ahead for a round that does not come.
     ranks
         The processes that share the work; their streams must be seeded alike.
+    past
+        What a run that is kept in a folder has written down so far; None for one that is not.
+    journal
+        Writes down charges and released totals of a kept run, in its first process.
     """
 
     engine: CohortEngine
     third_party: ThirdParty
     sampling: PoissonSampling | FixedSizeSampling
-    rng: np.random.Generator
-    samples_rng: np.random.Generator
+    cohorts: RoundStreams
+    samples: RoundStreams
     rounds: int
     ranks: Ranks = field(default_factory=Ranks)
+    past: Past | None = None
+    journal: Journal | None = None
     participation: Participation = field(init=False)
+    _withdrawn: list[tuple[int, frozenset[int]]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         plan = self.third_party.plan
@@ -56,14 +66,56 @@ class Simulation:
                 f"the plan accounts for {plan.sampling}, the simulation draws by {self.sampling}; "
                 "use plan.sampling"
             )
-        object.__setattr__(self, "participation", self.sampling.participation())
+        counts = self.past.participations if self.past is not None else None
+        object.__setattr__(self, "participation", self.sampling.participation(counts))
 
     def release(self, round: int, w: Tensor) -> Tensor:
-        """Run one round at w."""
+        """Run one round at w; one that was released before a run was resumed is not run again."""
+        if self.past is not None:
+            known = self.past.totals.get(round)
+            if known is not None:
+                return known.to(w.device, w.dtype)
+            self._open(round)
         total = self.third_party.sum(self.engine.computed(w, self._one_round()), like=w).double()
         if self.ranks.first:
-            total = self.third_party.noised(total)
-        return self.ranks.sum(total).to(w.dtype)
+            total = self.third_party.noised(total, round)
+            if self.journal is not None:
+                self.journal.wait()
+        v = self.ranks.sum(total).to(w.dtype)
+        if self.journal is not None:
+            self.journal.log(round, v)
+        return v
+
+    def _open(self, round: int) -> None:
+        """Charge for a round and ask who has withdrawn; all processes learn the answers."""
+        # A lazy population's next cohort may be drawn, and read, already.
+        first = round + 1 if self.engine.data.lazy and round > self._begun + 1 else round
+        spent: BudgetExhaustedError | None = None
+        users: frozenset[int] | None = None
+        if self.journal is not None:
+            try:
+                self.journal.charge(round)
+            except BudgetExhaustedError as error:
+                spent = error
+            users = self.journal.withdrawn(first)
+        if self.ranks.size > 1:
+            spent, users = self._agreed(spent, users)
+        if spent is not None:
+            raise spent
+        if users is not None:
+            self._withdrawn.append((first, users))
+
+    def _agreed(
+        self, spent: BudgetExhaustedError | None, users: frozenset[int] | None
+    ) -> tuple[BudgetExhaustedError | None, frozenset[int] | None]:
+        """The first process's answers."""
+        size = -1 if users is None else len(users)
+        stop, size = self.ranks.numbers_from_first([int(spent is not None), size])
+        if stop and spent is None:
+            spent = BudgetExhaustedError("the budget is spent; the first process says which")
+        if size < 0:
+            return spent, None
+        return spent, frozenset(self.ranks.numbers_from_first(sorted(users or ()) or [0] * size))
 
     def _one_round(self) -> Iterator[Chunk]:
         """The chunks of the round that comes next."""
@@ -82,8 +134,18 @@ class Simulation:
     def _rounds(self) -> Iterator[Chunk | None]:
         """The chunks of all rounds, with None at the end of each."""
         share = (self.ranks.rank, self.ranks.size)
-        for _ in range(self.rounds):
-            users = self.participation.admit(self.sampling.draw(self.rng))
-            key = int(self.samples_rng.integers(2**63))
+        for round in range(self._begun + 1, self.rounds + 1):
+            for first, withdrawn in self._withdrawn:
+                if first == round:
+                    self.participation.withdraw(withdrawn)
+            users = self.participation.admit(self.sampling.draw(self.cohorts.of(round)))
+            if self.journal is not None:
+                self.journal.drawn(round, users)
+            key = int(self.samples.of(round).integers(2**63))
             yield from self.engine.chunks(users, key, share)
             yield None
+
+    @property
+    def _begun(self) -> int:
+        """How many rounds were over before this process began."""
+        return 0 if self.past is None else self.past.next_round - 1

@@ -52,7 +52,7 @@ class CohortEngine:
         The population.
     constraint
         Its rates and groups decide what is in v; None for plain training.
-    basis, selection
+    basis, selection, clipped
         See `Layout`.
     samples_per_user
         Use at most so many of a user's samples in a round, picked at random (the paper's "Batch
@@ -71,6 +71,7 @@ class CohortEngine:
     samples_per_user: int | None = None
     memory: int = MEMORY_BUDGET
     precision: Precision = "float32"
+    clipped: bool = False
     groups: Groups | None = field(init=False)
     layout: Layout = field(init=False)
 
@@ -78,7 +79,12 @@ class CohortEngine:
         constraint = self.constraint
         groups = constraint.bind(self.data.schema.attributes) if constraint else None
         layout = make_layout(
-            self.model.size, constraint, groups, basis=self.basis, selection=self.selection
+            self.model.size,
+            constraint,
+            groups,
+            basis=self.basis,
+            selection=self.selection,
+            clipped=self.clipped,
         )
         object.__setattr__(self, "groups", groups)
         object.__setattr__(self, "layout", layout)
@@ -287,10 +293,11 @@ def make_layout(
     *,
     basis: Basis = "paper",
     selection: bool = True,
+    clipped: bool = False,
 ) -> Layout:
     """The layout that a model, a constraint and a way of counting give."""
     if constraint is None or groups is None:
-        return Layout(parameters, basis=basis, selection=selection)
+        return Layout(parameters, basis=basis, selection=selection, clipped=clipped)
     return Layout(
         parameters,
         rates=tuple(rate.name for rate in constraint.rates),
@@ -298,6 +305,7 @@ def make_layout(
         partition=groups.partition,
         basis=basis,
         selection=selection,
+        clipped=clipped,
     )
 
 

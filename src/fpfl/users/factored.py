@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fpfl.summing import weighted_sum, wide_sum
 from fpfl.users.packing import Ints
 from fpfl.users.rows import LOSS, OVERALL
 
@@ -118,23 +119,25 @@ class FactoredGradients:
         """See `Gradients`."""
         weights, seeds = self._weights(names)
         weights = weights * scale.index_select(0, self.owner)
-        total = scale.new_zeros(len(weights), self.parameters)
+        total = scale.new_zeros(len(weights), self.parameters, dtype=torch.float64)
         for factor in self.factors:
             for seed, rows in _selections(seeds, len(factor.g)):
                 part, g = weights[rows], factor.g[seed]
                 if factor.x is None:
-                    total[rows, factor.place] = part @ g
+                    total[rows, factor.place] = weighted_sum(part, g).to(total.dtype)
                     continue
-                # (Q, N) weights on (N, out) gradients, against (N, in) inputs: one product.
+                # (Q, N) weights on (N, out) gradients, against (N, in) inputs: one product where
+                # there are not too many samples for its precision.
                 scaled = (part.unsqueeze(1) * g.T).reshape(-1, len(g))
-                total[rows, factor.place] = (scaled @ factor.x).reshape(len(part), -1)
+                product = wide_sum(scaled, factor.x).reshape(len(part), -1)
+                total[rows, factor.place] = product.to(total.dtype)
         counts = [len(self._block_weights(name)[0]) for name in names]
         return {n: t.reshape(-1) for n, t in zip(names, torch.split(total, counts), strict=True)}
 
     def block(self, name: str) -> Tensor:
         """See `Gradients`: user by user, for whoever wants to look."""
         each = torch.eye(self.users, dtype=self.weights.dtype, device=self.weights.device)
-        return torch.stack([self.totals([name], one)[name] for one in each])
+        return torch.stack([self.totals([name], one)[name] for one in each]).to(each.dtype)
 
     def without(self, bad: Tensor) -> Self:
         """See `Gradients`."""

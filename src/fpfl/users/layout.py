@@ -2,10 +2,10 @@ r"""The layout of v: which numbers of the flat vector are what.
 
     v^k = [∇L, F_a, ∇F_a, n'_a for every rate and group a]                      (the paper's)
 
-followed by the whole's own F, ∇F, n' where the groups do not partition the samples, and by the
-hits and misses that model selection needs. Counts come in one of two bases: the paper's (F, n'),
-or "split", (F, n' − F), in which a hit and an error have the same norm, so that scaling a
-user's counts cannot bend the rate that is measured.
+followed by the whole's own F, ∇F, n' where the groups do not partition the samples, by the hits and
+misses that model selection needs, and, where it is asked for, by the number of clipped users.
+Counts come in one of two bases: the paper's (F, n'), or "split", (F, n' − F), in which a hit and an
+error have the same norm, so that scaling a user's counts cannot bend the rate that is measured.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ class Layout:
         How counts are written (see the module).
     selection
         Whether hits and misses are in v.
+    clipped
+        Whether the number of clipped users is in v. Users do not compute it: clipping does.
     """
 
     parameters: int
@@ -46,6 +48,7 @@ class Layout:
     partition: bool = True
     basis: Basis = "paper"
     selection: bool = True
+    clipped: bool = False
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -58,6 +61,8 @@ class Layout:
                 shapes |= {"overall_F": (r,), "overall_F_gradient": (r, p), "overall_n": (r,)}
         if self.selection:
             shapes |= {"hits": (1,), "misses": (1,)}
+        if self.clipped:
+            shapes |= {"clipped": (1,)}
         return shapes
 
     @cached_property
@@ -112,4 +117,5 @@ class Layout:
             overall_F_gradient=overall_F_gradient,
             hits=parts["hits"][0] if self.selection else None,
             misses=parts["misses"][0] if self.selection else None,
+            clipped=parts["clipped"][0] if self.clipped else None,
         )

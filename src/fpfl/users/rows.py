@@ -19,9 +19,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fpfl.summing import weighted_sum
 from fpfl.users.layout import Layout
 
 LOSS, GROUPS, OVERALL = GRADIENTS = ("loss_gradient", "F_gradient", "overall_F_gradient")
+CLIPPED = "clipped"
 
 
 class Gradients(Protocol):
@@ -90,7 +92,7 @@ class UserRows:
         """Σ_k s_k times each named block of row k, flat."""
         gradients = [name for name in names if name in GRADIENTS]
         totals = self.gradients.totals(gradients, scale) if gradients else {}
-        summed = scale @ self.counts
+        summed = weighted_sum(scale, self.counts)
         return totals | {n: summed[self.columns[n]] for n in names if n not in totals}
 
     def without(self, bad: Tensor) -> UserRows:
@@ -111,13 +113,15 @@ class UserRows:
 
     def dense(self) -> Tensor:
         """The rows written down, of shape (B, size)."""
-        blocks = [
-            self.counts[:, self.columns[name]]
-            if name in self.columns
-            else self.gradients.block(name).reshape(len(self), -1)
-            for name in self.layout.shapes
-        ]
+        blocks = [self._block(name) for name in self.layout.shapes]
         return torch.cat(blocks, dim=1)
+
+    def _block(self, name: str) -> Tensor:
+        if name == CLIPPED:  # whoever clips will know
+            return self.counts.new_zeros(len(self), 1)
+        if name in self.columns:
+            return self.counts[:, self.columns[name]]
+        return self.gradients.block(name).reshape(len(self), -1)
 
     def _columns(self, names: Collection[str]) -> Tensor:
         places = [self.columns[name] for name in names]
@@ -187,15 +191,16 @@ class CellGradients:
         # The very rows whose norms were taken: a sum of scaled cells that cancel would round to
         # something larger than the bound.
         if name == LOSS:
-            return scale @ self._user_rows[:, 0]
+            return weighted_sum(scale, self._user_rows[:, 0])
         if name == OVERALL:
-            return torch.cat([scale @ rows for rows in self._user_rows[:, 1:].unbind(1)])
+            overall = self._user_rows[:, 1:].unbind(1)
+            return torch.cat([weighted_sum(scale, rows) for rows in overall])
         if self.partition or self.one_cell_each:
             by_group = (self.member * scale[self.owner].unsqueeze(1)).T
             rates = self.gradients[:, 1:].unbind(1)
-            return torch.stack([by_group @ gradient for gradient in rates]).reshape(-1)
+            return torch.stack([weighted_sum(by_group, rows) for rows in rates]).reshape(-1)
         groups = [
-            (scale[users] @ rows.flatten(1)).reshape(rows.shape[1:])
+            weighted_sum(scale[users], rows.flatten(1)).reshape(rows.shape[1:])
             for users, rows in self._group_rows
         ]
         return torch.stack(groups, dim=1).reshape(-1)

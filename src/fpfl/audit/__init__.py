@@ -1,0 +1,44 @@
+"""Audits: attack the real pipeline with canary users, and bound its ε from below.
+
+An accountant gives an upper bound of ε for the pipeline that was meant. An audit gives a lower
+bound for the pipeline that there is. A claim below the lower bound is refuted; one above it has
+withstood the attack.
+"""
+
+from fpfl.audit.attacks import ATTACKS, CohortSize, GradientCanaries, HeavyUser, KeptModel
+from fpfl.audit.auditing import AuditResult, AuditSettings, audit
+from fpfl.audit.scenes import Attack, Scene, Seen, Setup, User
+from fpfl.audit.statistics import (
+    Bound,
+    Guesses,
+    lower_bound,
+    one_run_p_value,
+    run_by_run_p_value,
+    surest,
+)
+from fpfl.audit.table import audit_table, default_settings, run_audit
+
+__all__ = [
+    "ATTACKS",
+    "Attack",
+    "AuditResult",
+    "AuditSettings",
+    "Bound",
+    "CohortSize",
+    "GradientCanaries",
+    "Guesses",
+    "HeavyUser",
+    "KeptModel",
+    "Scene",
+    "Seen",
+    "Setup",
+    "User",
+    "audit",
+    "audit_table",
+    "default_settings",
+    "lower_bound",
+    "one_run_p_value",
+    "run_audit",
+    "run_by_run_p_value",
+    "surest",
+]

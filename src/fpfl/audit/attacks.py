@@ -1,0 +1,221 @@
+"""The attacks: one for every way in which a broken pipeline could give a user away.
+
+All of them see what `fpfl.train` released and nothing else. They differ in where they put their
+canaries: in gradients, in counts, in model selection, in the size of a cohort.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fpfl.audit.scenes import NOBODY, Attack, Scene, Seen, Setup, User, steps
+from fpfl.privacy.settings import CLIPPED, COUNTS, GRADIENTS, SELECTION
+
+Block = Literal["counts", "selection", "clipped"]
+
+
+@dataclass(frozen=True)
+class GradientCanaries:
+    """Many canaries in one run, each with a gradient in a coordinate of its own.
+
+    Canary i has one sample, M times the unit vector e_i. The clipped gradient is then ±C e_i, or
+    with a constraint C times a unit vector in the coordinates i of ∇L and of its group's ∇F, where
+    nobody else's is: all coins of a run can be guessed side by side, each from a total that the
+    others are not in.
+    """
+
+    name: str = "gradient canaries"
+    learns: bool = False
+
+    def coins(self, setup: Setup) -> int:
+        """As many as there are canaries."""
+        return setup.canaries
+
+    def scene(self, coins: NDArray[np.bool_], setup: Setup) -> Scene:
+        """Heads: M e_i. Tails: −M e_i or nothing."""
+        large = _large(setup)
+        users = [
+            User(1, i, large if heads else -large, group=i % 2)
+            if heads or setup.replaced
+            else NOBODY
+            for i, heads in enumerate(coins.tolist())
+        ]
+        # fpfl refuses a group without samples: two users without features, whose gradient is 0.
+        others = [User(group=0), User(group=1)] if setup.constraint else []
+        return Scene((*users, *others), len(coins), steps())
+
+    def scores(self, seen: Seen, setup: Setup) -> NDArray[np.float64]:
+        """The log ratio of what the canary's own coordinates show."""
+        m = setup.canaries
+        places = setup.places(m)
+        # The logit is 0: ∂ℓ/∂o = −1/2, and ∂f/∂o = −1/4 for the stand-in of the FNR.
+        x = -seen.v[:, places["loss_gradient"]]
+        if setup.constraint:
+            by_group = seen.v[:, places["F_gradient"]].reshape(len(x), 2, m)
+            own = by_group[:, np.arange(m) % 2, np.arange(m)]
+            x = (2.0 * x - own) / math.sqrt(5.0)
+        bound, noise = seen.bound_and_noise(GRADIENTS)
+        heads = (bound * x - bound**2 / 2) / noise**2
+        tails = (-bound * x - bound**2 / 2) / noise**2 if setup.replaced else np.zeros_like(heads)
+        return seen.log_ratio(heads, tails)
+
+
+@dataclass(frozen=True)
+class HeavyUser:
+    """One user who sends all it can to one block of counts, and is looked for in that block alone.
+
+    With very many samples and no gradient for ``"counts"`` and ``"selection"``; with one sample and
+    a large gradient for ``"clipped"``, the number of clipped users. Clipped, what it sends has the
+    norm C_b. Left unclipped, it stands out of any noise; without noise, any count does. Where heads
+    and tails part is learned: in a broken pipeline it is not where C_b would have it.
+    """
+
+    block: Block = "counts"
+    samples: int = 5000
+    learns: bool = True
+
+    @property
+    def name(self) -> str:
+        """The block is part of it."""
+        return f"heavy user, {self.block}"
+
+    def coins(self, setup: Setup) -> int:
+        """One: all users' counts are added up in the same numbers."""
+        if self.block == COUNTS and setup.constraint is None:
+            raise ValueError(
+                "there are no fairness counts without a constraint; use constraint=True"
+            )
+        if self.block == CLIPPED and setup.privacy.clipping.clipped_share is None:
+            raise ValueError("clipped users are not counted; use Clipping(clipped_share=...)")
+        return 1
+
+    def scene(self, coins: NDArray[np.bool_], setup: Setup) -> Scene:
+        """Heads: misses in group a. Tails: other counts, as far away as can be, or nothing."""
+        heads = User(self.samples)
+        tails = {
+            COUNTS: User(self.samples, group=1),
+            SELECTION: User(self.samples, label=0),
+            CLIPPED: User(label=0),
+        }[self.block]
+        if self.block == CLIPPED:
+            heads = User(value=_large(setup))
+        user = heads if coins[0] else tails if setup.replaced else NOBODY
+        # Two others: fpfl refuses a group without samples.
+        return Scene((user, User(group=0), User(group=1)), 1, steps())
+
+    def scores(self, seen: Seen, setup: Setup) -> NDArray[np.float64]:
+        """The log ratio of the block's own numbers."""
+        places = setup.places(1)
+        bound, noise = seen.bound_and_noise(self.block)
+        if self.block == COUNTS:
+            parts = [seen.v[:, places["F"]]]
+            if setup.privacy.clipping.counts is None:
+                # In the joint vector F and n' are equal, and share the bound.
+                parts.append(seen.v[:, places["n"]])
+            norm = math.sqrt(len(parts))
+            x = sum(parts[1:], parts[0]) / norm - seen.q * min(norm, bound)  # less the others'
+            heads, tails = x[:, :1], x[:, 1:]
+        elif self.block == SELECTION:
+            heads, tails = seen.v[:, places["misses"]], seen.v[:, places["hits"]]
+            heads = heads - seen.q * 2 * min(1.0, bound)
+        else:
+            heads, tails = seen.v[:, places["clipped"]], np.full((len(seen.v), 1), bound / 2)
+        if not setup.replaced:
+            tails = np.full_like(tails, bound / 2)  # nothing is sent: a ratio of 1
+        return seen.log_ratio(
+            (bound * heads - bound**2 / 2) / noise**2, (bound * tails - bound**2 / 2) / noise**2
+        )
+
+
+@dataclass(frozen=True)
+class KeptModel:
+    """One user whom every model is right or wrong about, against another with opposite wishes.
+
+    The model has one parameter, which the noise makes positive or negative anew each round: right
+    for the canary, or right for the other user. The sign of the model that was kept tells who
+    decided. Selection from released totals can tell no more than they do.
+    """
+
+    samples: int = 50
+    name: str = "kept model"
+    learns: bool = False
+
+    def coins(self, setup: Setup) -> int:
+        """One: only one model is kept."""
+        if setup.constraint:
+            raise ValueError("this attack is on selection by accuracy; use constraint=False")
+        return 1
+
+    def scene(self, coins: NDArray[np.bool_], setup: Setup) -> Scene:
+        """Heads: the canary wants w > 0. Tails: it wants w < 0, like the other user, or nothing."""
+        user = User(self.samples, value=1.0)
+        if not coins[0]:
+            user = User(self.samples, value=-1.0) if setup.replaced else NOBODY
+        return Scene((user, User(value=-1.0)), 1, _forgetting, start=1.0)
+
+    def scores(self, seen: Seen, setup: Setup) -> NDArray[np.float64]:
+        """The sign of the kept model's parameter."""
+        return np.sign(seen.kept)
+
+
+@dataclass(frozen=True)
+class CohortSize:
+    """One user of two, in a pipeline that may divide by the number of those who took part.
+
+    Nobody has a gradient, so a step of the model is noise alone: its spread over many parameters
+    is the noise's, times whatever it was multiplied with.
+    """
+
+    width: int = 1000
+    name: str = "cohort size"
+    learns: bool = True
+
+    def coins(self, setup: Setup) -> int:
+        """One: a cohort has one size."""
+        if setup.constraint or setup.replaced:
+            raise ValueError(
+                "replacing a user does not change the size of a cohort, and this attack goes "
+                "without a constraint; use 'zero-out' or 'add-remove' neighbours, constraint=False"
+            )
+        return 1
+
+    def scene(self, coins: NDArray[np.bool_], setup: Setup) -> Scene:
+        """Heads: the canary has a sample. Tails: it has none."""
+        user = User() if coins[0] else NOBODY
+        return Scene((user, User()), self.width, steps(1.0))
+
+    def scores(self, seen: Seen, setup: Setup) -> NDArray[np.float64]:
+        """The mean logarithm of the steps' spread."""
+        steps = np.diff(np.concatenate([seen.start[None], seen.w]), axis=0)
+        spread = np.sqrt(np.mean(steps**2, axis=1))
+        return np.array([np.mean(np.log(spread))])
+
+
+ATTACKS: dict[str, Attack] = {
+    attack.name: attack
+    for attack in (
+        GradientCanaries(),
+        HeavyUser("counts"),
+        HeavyUser("selection"),
+        HeavyUser("clipped"),
+        KeptModel(),
+        CohortSize(),
+    )
+}
+"""The attacks by their names."""
+
+
+def _large(setup: Setup) -> float:
+    """M: so large that clipping leaves next to nothing of the joint vector's counts."""
+    return 1e4 * max(1.0, setup.privacy.clipping.bound)
+
+
+def _forgetting(w: list[torch.Tensor]) -> torch.optim.Optimizer:
+    """w ← w − (g + w) = −g: nothing is left of the model before."""
+    return torch.optim.SGD(w, lr=1.0, weight_decay=1.0)

@@ -1,0 +1,198 @@
+"""What an attack is made of: a population with secret coins in it, and all that a run released."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fpfl.data.federated import FederatedDataset
+from fpfl.data.schema import Attribute, Schema
+from fpfl.fairness.constraints import Constraint, fnr_parity
+from fpfl.privacy.settings import JOINT, Privacy
+from fpfl.privacy.statement import PrivacyStatement
+from fpfl.server.round import OptimizerFactory
+from fpfl.users.engine import make_layout
+
+GROUPS = Attribute("group", ("a", "b"))
+CONSTRAINT = fnr_parity("group", tolerance=0.02)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What an attack needs to know of the audit's settings."""
+
+    privacy: Privacy
+    neighbours: str
+    constraint: Constraint | None
+    canaries: int
+
+    @property
+    def replaced(self) -> bool:
+        """Whether tails is other data in the user's place, and not nothing."""
+        return self.neighbours == "replace-one"
+
+    @property
+    def attributes(self) -> tuple[Attribute, ...]:
+        """What the schema declares: groups, where there is a constraint."""
+        return (GROUPS,) if self.constraint else ()
+
+    def places(self, parameters: int) -> dict[str, slice]:
+        """Where the parts of v stand."""
+        groups = self.constraint.bind(self.attributes) if self.constraint else None
+        clipping = self.privacy.clipping
+        layout = make_layout(parameters, self.constraint, groups)
+        return replace(
+            layout,
+            basis="paper" if clipping.counts is None else "split",
+            clipped=clipping.clipped_share is not None,
+        ).slices
+
+
+@dataclass(frozen=True)
+class User:
+    """A user's samples: the same one ``times`` times over, or none at all.
+
+    Features are 0 but for ``value`` in one place. The gradient is along that coordinate; where the
+    value is 0 there is none, the logit is 0 and the prediction is class 0.
+    """
+
+    times: int = 1
+    place: int = 0
+    value: float = 0.0
+    label: int = 1
+    group: int = 0
+
+
+NOBODY = User(times=0)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A population in which the coins have fallen, and how to train on it."""
+
+    users: tuple[User, ...]
+    features: int
+    optimizer: OptimizerFactory
+    start: float = 0.0
+
+    def model(self) -> nn.Module:
+        """A linear model without a bias, its weights at ``start``."""
+        model = nn.Linear(self.features, 1, bias=False)
+        nn.init.constant_(model.weight, self.start)
+        return model
+
+    def data(self, attributes: tuple[Attribute, ...]) -> FederatedDataset:
+        """The population."""
+        sizes = torch.tensor([user.times for user in self.users])
+        owner = torch.repeat_interleave(torch.arange(len(self.users)), sizes)
+        column = {
+            name: torch.tensor([getattr(user, name) for user in self.users])[owner]
+            for name in ("place", "value", "label", "group")
+        }
+        features = torch.zeros(len(owner), self.features)
+        features[torch.arange(len(owner)), column["place"]] = column["value"]
+        return FederatedDataset(
+            features,
+            column["label"],
+            column["group"].unsqueeze(1)[:, : len(attributes)],
+            torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)]),
+            Schema(shape=(self.features,), attributes=attributes),
+        )
+
+
+@dataclass(frozen=True)
+class Seen:
+    """All that a run released: totals v_t, models w_t, the model it kept, and its promise.
+
+    ``start`` is w_0, which is public, like the cohort's expected share q of the population.
+    """
+
+    v: NDArray[np.float64]
+    w: NDArray[np.float64]
+    start: NDArray[np.float64]
+    kept: NDArray[np.float64]
+    statement: PrivacyStatement
+    q: float
+
+    def bound_and_noise(self, part: str) -> tuple[float, float]:
+        """C_b and s_b of the block that gradients, counts or selection are in, as promised."""
+        blocks = {block.name: block for block in self.statement.blocks}
+        block = blocks[part if part in blocks else JOINT]
+        return block.bound, block.noise_stddev
+
+    def log_ratio(
+        self, heads: NDArray[np.float64], tails: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        r"""log P[released | heads]/P[released | tails], for coins along the second axis.
+
+        Each round the user takes part with probability q, and then the total moves by u. With
+        y = (⟨x, u⟩ − ‖u‖²/2)/s², where x is the total without the others' part, that is
+
+            Σ_t log(1 − q + q e^{y_t}) − log(1 − q + q e^{y'_t}),
+
+        y for the u of heads, y' for that of tails (0 where tails sends nothing). It is exact for
+        Poisson cohorts, with a cap on participations too: then the first term is the logarithm of
+        the mean of exp(Σ y_t) over the rounds that the user may have taken part in. For cohorts of
+        a fixed size it leaves out that others fill the places.
+        """
+        cap = self.statement.participations if self.statement.participations_capped else None
+        return _sampled(heads, self.q, cap) - _sampled(tails, self.q, cap)
+
+
+class Attack(Protocol):
+    """How to put canaries into a population, and how to guess their coins."""
+
+    @property
+    def name(self) -> str:
+        """How it is called in tables."""
+        ...
+
+    @property
+    def learns(self) -> bool:
+        """Whether scores have no zero of their own: the first runs then tell where it is."""
+        ...
+
+    def coins(self, setup: Setup) -> int:
+        """m: how many coins are in one run; refuse settings that it cannot attack."""
+        ...
+
+    def scene(self, coins: NDArray[np.bool_], setup: Setup) -> Scene:
+        """The population of these coins."""
+        ...
+
+    def scores(self, seen: Seen, setup: Setup) -> NDArray[np.float64]:
+        """How sure one may be of heads, for every coin: see `fpfl.audit.statistics.surest`."""
+        ...
+
+
+def steps(rate: float = 1e-20) -> OptimizerFactory:
+    """Plain SGD; by default with so small a learning rate that the model stays where it is."""
+
+    def make(w: list[Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(w, lr=rate)
+
+    return make
+
+
+def _sampled(y: NDArray[np.float64], q: float, cap: int | None) -> NDArray[np.float64]:
+    """The log of the mean of exp(Σ y_t) over who takes part when, without overflow."""
+    with np.errstate(divide="ignore"):  # q = 1: nobody stays away
+        absent, present = np.log1p(-q), np.log(q)
+    if cap is None:
+        ratio: NDArray[np.float64] = np.logaddexp(absent, present + y).sum(axis=0)
+        return ratio
+    # By how often the user has taken part so far: 0, 1, ..., cap.
+    paths = np.full((cap + 1, *y.shape[1:]), -np.inf)
+    paths[0] = 0.0
+    for now in y:
+        # Who has reached the cap stays away for sure.
+        stays = np.concatenate([paths[:-1] + absent, paths[-1:]])
+        stays[1:] = np.logaddexp(stays[1:], paths[:-1] + present + now)
+        paths = stays
+    total: NDArray[np.float64] = np.logaddexp.reduce(paths, axis=0)
+    return total

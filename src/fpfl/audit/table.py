@@ -1,0 +1,177 @@
+"""The table of audits that ``fpfl audit`` shows: all conventions, all attacks."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+from fpfl.audit.attacks import CohortSize, HeavyUser, KeptModel
+from fpfl.audit.auditing import AuditResult, AuditSettings, audit
+from fpfl.privacy.rules import Convention
+from fpfl.privacy.settings import Clipping, Privacy
+
+Report = Callable[[str, AuditResult], None]
+
+FIXED_SHARE = 0.9
+"""The cohort's share in audits of cohorts of a fixed size. Their accountant (Rényi DP) is tight
+only near the whole population: at half of it, it asks for twice the noise that it takes, and an
+audit finds a third of the claim at most."""
+
+
+def default_settings(
+    *,
+    epsilon: float = 2.0,
+    convention: str = "all",
+    canaries: int = 200,
+    runs: int = 300,
+    rounds: int = 10,
+    confidence: float = 0.95,
+) -> dict[str, AuditSettings]:
+    """The audits of the table, by what each of them is about.
+
+    Parameters
+    ----------
+    epsilon
+        ε to calibrate to, by each convention's own words.
+    convention
+        One of the conventions, or ``"all"``.
+    canaries, runs, rounds, confidence
+        As in `AuditSettings`. δ is 1/(10 K), where K is ``canaries`` or, in attacks with one
+        canary a run, two or three users.
+    """
+    known = get_args(Convention)
+    if convention not in ("all", *known):
+        raise ValueError(f"convention is {convention!r}; expected 'all' or one of {known}")
+    delta = 1 / (10 * canaries)
+    poisson = AuditSettings(
+        Privacy(epsilon=epsilon, delta=delta),
+        cohort_share=0.5,
+        rounds=rounds,
+        canaries=canaries,
+        runs=runs,
+        confidence=confidence,
+    )
+
+    def other(
+        setting: AuditSettings, clip: Clipping | None = None, **privacy: Any
+    ) -> AuditSettings:
+        changed = replace(setting.privacy, **privacy | ({"clip": clip} if clip else {}))
+        return replace(setting, privacy=changed)
+
+    fixed = replace(poisson, cohort_share=FIXED_SHARE)
+    paper = other(fixed, convention="paper")
+    # One canary a run, and everybody takes part: there is nothing else to blur it. The block that
+    # is attacked has most of the budget, or little could be seen in it.
+    alone = replace(other(poisson, delta=None), cohort_share=1.0, rounds=1)
+    counts = other(alone, Clipping(1.0, counts=2.0, counts_share=0.9))
+    clipped = other(alone, Clipping(1.0, counts=2.0, counts_share=0.01, clipped_share=0.9))
+    selection = other(alone, Clipping(1.0, counts_share=0.01, selection_share=0.9))
+    split = Clipping(1.0, counts=2.0, clipped_share=0.05)
+    rows = {
+        "Poisson cohorts": poisson,
+        "Poisson cohorts, users replaced": other(poisson, neighbours="replace-one"),
+        "Poisson cohorts, with a cap": other(poisson, max_participations=max(1, rounds // 3)),
+        "fixed cohorts": other(fixed, convention="replace-one"),
+        "fixed cohorts as in the paper": paper,
+        "the paper's method": replace(paper, constraint=True),
+        "the method, Poisson cohorts": replace(poisson, constraint=True),
+        "the method, counts on their own": replace(other(poisson, split), constraint=True),
+        "fairness counts": replace(counts, attack=HeavyUser("counts"), constraint=True),
+        "number of clipped users": replace(clipped, attack=HeavyUser("clipped")),
+        "selection's counts": replace(selection, attack=HeavyUser("selection")),
+        "selection of a model": replace(selection, attack=KeptModel(), rounds=8),
+        "size of a cohort": replace(alone, attack=CohortSize()),
+    }
+    return {
+        title: row for title, row in rows.items() if convention in ("all", row.privacy.convention)
+    }
+
+
+def audit_table(
+    settings: Mapping[str, AuditSettings], report: Report | None = None
+) -> dict[str, AuditResult]:
+    """Run the audits one after the other; ``report`` is called with each that is done."""
+    results = {}
+    for title, setting in settings.items():
+        results[title] = audit(setting)
+        if report is not None:
+            report(title, results[title])
+    return results
+
+
+def run_audit(
+    settings: Mapping[str, AuditSettings],
+    *,
+    about: Callable[[float], Mapping[str, Any]] | None = None,
+    out: Path | None = None,
+    report: Report | None = None,
+) -> tuple[str, dict[str, Any]]:
+    """Audit, and return the table as text and as plain values.
+
+    Parameters
+    ----------
+    settings
+        What `default_settings` gave, or audits of your own.
+    about
+        Called with the seconds it took, for what a reader needs to place the figures (command,
+        date, machine): goes into the file.
+    out
+        A file to write the plain values to, as JSON.
+    report
+        As for `audit_table`.
+    """
+    began = time.perf_counter()
+    results = audit_table(settings, report)
+    placed = about(time.perf_counter() - began) if about is not None else {}
+    content = {
+        "about": dict(placed) | {"seeds": "none: coins, cohorts and noise are the system's"},
+        "audits": {title: result.as_dict() for title, result in results.items()},
+    }
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    return as_text(results), content
+
+
+def as_text(results: Mapping[str, AuditResult]) -> str:
+    """The table for a terminal."""
+    rows = [("audit", "attack", "δ", "claimed ε", "found ε ≥", "right guesses", "s", "verdict")]
+    for title, result in results.items():
+        rows.append(
+            (
+                title,
+                result.attack,
+                f"{result.delta:.1g}",
+                f"{result.claimed:.2f}",
+                f"{result.lower_bound:.2f}",
+                f"{result.correct} of {result.guesses}",
+                f"{result.seconds:.0f}",
+                verdict(result),
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    levels = {f"{100 * result.confidence:g} %" for result in results.values()}
+    lines += [
+        "",
+        f"Each bound holds with a confidence of {' or '.join(sorted(levels))}, by itself. A claim "
+        "below it is refuted; one above it has",
+        "withstood this attack, which is no proof.",
+    ]
+    return "\n".join(lines)
+
+
+def verdict(result: AuditResult) -> str:
+    """What an audit says about its claim, in a few words."""
+    said = "REFUTED" if result.caught else "stands"
+    if result.face_value != result.claimed:
+        face = "refuted" if result.face_value_caught else "not refuted"
+        said += f"; at face value, ε = {result.face_value:.2f}: {face}"
+    return said

@@ -1,0 +1,299 @@
+"""The commands about runs: ``fpfl train``, ``resume``, ``evaluate``, ``withdraw``, ``budget``."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from fpfl.config import Config
+    from fpfl.folder import RunFolder
+
+SIMULATION_ONLY = "simulation only: measured without noise, not covered by ε"
+_ORIGIN = "origin.json"
+
+
+def train(
+    config: Annotated[Path, typer.Argument(help="The training, as TOML.")],
+    out: Annotated[Path, typer.Option(help="A new folder for the run.")],
+    simulation: Annotated[
+        bool, typer.Option(help="Also evaluate a private run on its training population.")
+    ] = False,
+) -> None:
+    """Train what a config says; the run is kept in a folder and can be resumed.
+
+    On several cores or GPUs: torchrun --nproc-per-node 2 -m fpfl.cli train CONFIG --out FOLDER.
+    """
+    from fpfl.config import load_config
+    from fpfl.folder import RunFolder
+
+    settings = load_config(config)
+    origin = {
+        "folder": str(config.parent.resolve()),
+        # Made-up users must be the same people when the run is resumed.
+        "partition_seed": settings.training.seed
+        if settings.training.seed is not None
+        else secrets.randbits(62),
+    }
+    ledger = settings.privacy.ledger if settings.privacy else None
+    keep = RunFolder(
+        out,
+        ledger=None if ledger is None else config.parent / ledger,
+        checkpoint_every=settings.training.checkpoint_every,
+        files={
+            "config.toml": config.read_text(encoding="utf-8"),
+            _ORIGIN: json.dumps(origin, indent=1) + "\n",
+        },
+    )
+    _run(settings, origin, keep, simulation)
+
+
+def resume(
+    run: Annotated[Path, typer.Argument(help="The run's folder.")],
+    rounds: Annotated[int | None, typer.Option(help="Another number of rounds T.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A changed config.")] = None,
+    moved: Annotated[
+        bool,
+        typer.Option(help="The folder was moved or restored; no other copy will be resumed."),
+    ] = False,
+    simulation: Annotated[
+        bool, typer.Option(help="Also evaluate a private run on its training population.")
+    ] = False,
+) -> None:
+    """Go on with a run: after a crash, or with more rounds where its budget allows."""
+    from fpfl.config import load_config
+    from fpfl.folder import RunFolder, finished, read_about
+
+    read_about(run)
+    origin = _origin(run)
+    if finished(run) and rounds is None and config is None:
+        print(f"{run} is finished; nothing is left to do. To go on, give --rounds or --config.")
+        return
+    settings = load_config(config or run / "config.toml")
+    if rounds is not None:
+        training = settings.training.model_copy(update={"rounds": rounds})
+        settings = settings.model_copy(update={"training": training})
+    keep = RunFolder(
+        run, resume=True, moved=moved, checkpoint_every=settings.training.checkpoint_every
+    )
+    _run(settings, origin, keep, simulation)
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    epsilon: Annotated[float, typer.Option(help="ε of the evaluation, for the held-out users.")],
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Held-out users (.npz or population folder); the config's test set."),
+    ] = None,
+    delta: Annotated[float | None, typer.Option(help="δ; 1/(10 K) by default.")] = None,
+    bound: Annotated[
+        float | None, typer.Option(help="How many samples one user may weigh.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Release a finished model's counts on held-out users once, with noise, and judge by them.
+
+    The run's ledger records it before it is released, and refuses a second time.
+    """
+    from safetensors.torch import load_file
+
+    from fpfl.config import load_config, load_data, load_people, make_constraint, make_model
+    from fpfl.folder import LEDGER, finished
+    from fpfl.heldout import plan_heldout
+    from fpfl.privacy.ledger import RunLedger
+    from fpfl.store.files import write_whole
+
+    if not finished(run):
+        raise ValueError(f"{run} is not finished: fpfl resume {run}")
+    config, origin = load_config(run / "config.toml"), _origin(run)
+    if data is not None:
+        people = load_people(config, data)
+    else:
+        _, test = load_data(config, Path(origin["folder"]), origin["partition_seed"])
+        if test is None:
+            raise ValueError("the config names no test set; give held-out users: --data PATH")
+        people = test
+    constraint = make_constraint(config, people.schema)
+    if constraint is None:
+        raise ValueError("the run was trained without a constraint, so there is none to judge by")
+    model = make_model(config, people.schema)
+    model.load_state_dict(load_file(run / "model.safetensors"))
+    plan = plan_heldout(
+        people.schema,
+        population=people.population,
+        constraint=constraint,
+        epsilon=epsilon,
+        delta=delta,
+        bound=bound,
+    )
+    plan.check(model, people)
+    with RunLedger.of_finished(run / LEDGER) as ledger:
+        ledger.evaluation(plan.mechanism, plan.epsilon, plan.delta)
+        released = plan.release(model.eval(), people)
+        text = f"{json.dumps(released.as_dict(), indent=1)}\n"
+        write_whole(run / "evaluation-private.json", text.encode())
+    if as_json:
+        print(text, end="")
+        return
+    print(released)
+    for line in released.statement():
+        print(line)
+
+
+def audit(
+    epsilon: Annotated[float, typer.Option(help="ε to claim, and to attack.")] = 2.0,
+    convention: Annotated[str, typer.Option(help="poisson, replace-one, paper or all.")] = "all",
+    canaries: Annotated[int, typer.Option(help="Canary users in a run.")] = 200,
+    runs: Annotated[int, typer.Option(help="Independent runs for each audit.")] = 200,
+    rounds: Annotated[int, typer.Option(help="Rounds of each run.")] = 10,
+    confidence: Annotated[float, typer.Option(help="Of each lower bound.")] = 0.95,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Also write JSON to a file.")] = None,
+) -> None:
+    """Attack fpfl's own training with canary users, and bound its ε from below.
+
+    Ends with status 1 where a claim is refuted.
+    """
+    from fpfl.audit import default_settings, run_audit
+    from fpfl.experiments.runner import about_this_run
+
+    settings = default_settings(
+        epsilon=epsilon,
+        convention=convention,
+        canaries=canaries,
+        runs=runs,
+        rounds=rounds,
+        confidence=confidence,
+    )
+    command = " ".join(["fpfl", *sys.argv[1:]])
+    text, content = run_audit(
+        settings,
+        about=lambda seconds: about_this_run(command, seconds),
+        out=out,
+        report=lambda title, _: print(f"audited: {title}", file=sys.stderr, flush=True),
+    )
+    print(json.dumps(content, indent=1) if as_json else text)
+    if any(result["caught"] for result in content["audits"].values()):
+        raise typer.Exit(1)
+
+
+def withdraw(
+    where: Annotated[Path, typer.Argument(help="A run's folder, or a population ledger.")],
+    users: Annotated[list[int], typer.Argument(help="The users' indices.")],
+) -> None:
+    """Leave users out from the next round on; a run that is running takes note."""
+    from fpfl.folder import read_about
+    from fpfl.privacy.population import PopulationLedger
+    from fpfl.server.withdrawals import withdraw as note
+
+    if where.is_dir():
+        population = read_about(where)["settings"]["population"]
+        wrong = [user for user in users if not 0 <= user < population]
+        if wrong:
+            raise ValueError(f"there are no users {wrong}; indices run from 0 to {population - 1}")
+        note(where, users)
+    else:
+        with PopulationLedger.open(where) as ledger:
+            ledger.withdraw(users)
+            ledger.sync()
+    print(f"Recorded: {len(users)} withdrawn, honoured from the next round that is drawn.")
+
+
+budget = typer.Typer(help="A budget that belongs to a population.", no_args_is_help=True)
+
+
+@budget.command()
+def create(
+    file: Annotated[Path, typer.Argument(help="The new ledger, e.g. people.jsonl.")],
+    population: Annotated[int, typer.Option(help="Number of users K.")],
+    epsilon: Annotated[float, typer.Option(help="ε that all runs together may cost.")],
+    delta: Annotated[float | None, typer.Option(help="δ; 1/(10 K) by default.")] = None,
+    neighbours: Annotated[str, typer.Option(help="What one user may change.")] = "zero-out",
+    name: Annotated[str, typer.Option(help="What the population is called.")] = "",
+) -> None:
+    """Begin the ledger of a population."""
+    from fpfl.privacy.population import PopulationLedger
+
+    made = PopulationLedger.create(
+        file,
+        population=population,
+        epsilon=epsilon,
+        delta=delta,
+        neighbours=neighbours,  # type: ignore[arg-type]
+        name=name,
+    )
+    with made as ledger:
+        print(ledger.summary())
+
+
+@budget.command()
+def show(
+    file: Annotated[Path, typer.Argument(help="A population's ledger.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what the runs on a population have cost."""
+    from fpfl.privacy.population import PopulationLedger
+
+    with PopulationLedger.open(file, write=False) as ledger:
+        print(json.dumps(ledger.as_dict(), indent=1) if as_json else ledger.summary())
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Put the commands of this module into the app."""
+    for command in (train, resume, evaluate, audit, withdraw):
+        app.command()(command)
+    app.add_typer(budget, name="budget")
+
+
+def _run(settings: Config, origin: dict[str, Any], keep: RunFolder, simulation: bool) -> None:
+    """Train in a run folder, evaluate, and say how it went."""
+    from fpfl.config import run_config
+    from fpfl.report.progress import progress
+    from fpfl.server.ranks import join
+    from fpfl.store.files import write_whole
+
+    ranks, device = join(settings.training.device)
+    how: dict[str, Any] = {
+        "folder": Path(origin["folder"]),
+        "device": device,
+        "partition_seed": ranks.numbers_from_first([origin["partition_seed"]])[0],
+        "keep": keep,
+    }
+    if not ranks.first:  # computes its share; the first process shows and saves
+        run_config(settings, **how)
+        return
+    with progress("training", settings.training.rounds) as callback:
+        run, data, test = run_config(settings, **how, callbacks=(callback,))
+    print(run)
+    parts = {"test set": test}
+    if settings.privacy is None or simulation:
+        parts = {"training population": data, **parts}
+    for name, part in parts.items():
+        if part is not None:
+            evaluation = run.evaluate(part)
+            content = {"on": name, "mark": SIMULATION_ONLY, **evaluation.as_dict()}
+            text = f"{json.dumps(content, indent=1)}\n"
+            write_whole(keep.path / f"evaluation-{name.split()[0]}.json", text.encode())
+            print(f"\nOn the {name} ({SIMULATION_ONLY}):\n{evaluation}")
+    print(f"\nSaved in {keep.path}")
+    if run.stopped:
+        print(f"error: {run.stopped}", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def _origin(run: Path) -> dict[str, Any]:
+    """Where a run's config was, and the seed of its made-up users."""
+    try:
+        content = json.loads((run / _ORIGIN).read_text(encoding="utf-8"))
+        return {"folder": str(content["folder"]), "partition_seed": int(content["partition_seed"])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{run} was not begun by fpfl train ({_ORIGIN}: {error}); resume it from Python: "
+            "fpfl.train(..., folder=fpfl.RunFolder(path, resume=True))"
+        ) from error

@@ -1,0 +1,170 @@
+"""What a private evaluation gives: figures with intervals, a verdict, and what they cost."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from fpfl.fairness.evaluation import Difference, GapEstimate, Verdict
+from fpfl.privacy.filter import Mechanism
+from fpfl.privacy.statement import round_up
+
+
+@dataclass(frozen=True)
+class RateEstimate:
+    """A rate of the whole or of a group, in [low, high], and the released n' behind it.
+
+    ``value`` is NaN where n' drowns in its noise; the interval is wide there, not wrong.
+    """
+
+    value: float
+    low: float
+    high: float
+    count: float
+
+    def __str__(self) -> str:
+        value = "not known" if math.isnan(self.value) else f"{self.value:.3f}"
+        return f"{value} [{self.low:.3f}, {self.high:.3f}]"
+
+
+@dataclass(frozen=True)
+class PrivateEvaluation:
+    """What was released about held-out users, and what follows from it: nothing else was looked at.
+
+    Parameters
+    ----------
+    released
+        The noisy counts, ``{group: {kind: count}}``. They may be negative.
+    rates
+        ``{rate: {"overall": estimate, group: estimate, ...}}``; each interval by itself contains
+        the rate with probability ``confidence``.
+    gap
+        The constraint's, with every difference D_a = overall − value. Their intervals hold all at
+        once with probability ``confidence``. With several attributes, the overall value of a
+        difference is that of the groups of its own.
+    verdict
+        "within" if all intervals lie within the tolerance and no group is unknown, "outside" if
+        one lies beyond it, else "cannot tell".
+    advice
+        What intervals of ± α would take, if it cannot be told. For orientation: it takes the
+        released figures for the true ones.
+    score
+        Which of the rates says how good the model is.
+    constraint, tolerance, confidence
+        As asked for.
+    bound
+        B: how many samples one user weighs at most.
+    mechanism, epsilon, delta, noise_stddev
+        What was charged for it: how many users took part, the noise multiplier s/C and which
+        neighbours; ε at δ of that; s.
+    seeded
+        Whether the noise came from a seed (a simulation).
+    lines
+        The statement.
+    """
+
+    released: dict[str, dict[str, float]]
+    rates: dict[str, dict[str, RateEstimate]]
+    gap: GapEstimate
+    verdict: Verdict
+    advice: str | None
+    score: str
+    constraint: str
+    tolerance: float
+    confidence: float
+    bound: float
+    mechanism: Mechanism
+    epsilon: float
+    delta: float
+    noise_stddev: float
+    seeded: bool
+    lines: tuple[str, ...] = field(repr=False)
+
+    @property
+    def population(self) -> int:
+        """K: how many users were held out."""
+        return self.mechanism.population
+
+    @property
+    def neighbours(self) -> str:
+        """Which populations count as neighbours."""
+        return self.mechanism.neighbours
+
+    @property
+    def noise_multiplier(self) -> float:
+        """σ = s/C."""
+        return self.mechanism.noise_multiplier
+
+    @property
+    def worst_group(self) -> str | None:
+        """The group that is furthest from the whole; None where no difference is known."""
+        return self.gap.worst_group
+
+    @property
+    def verdict_in_words(self) -> str:
+        """The verdict as a sentence with its reason."""
+        alpha, ends = f"α = {self.tolerance:g}", f"[{self.gap.low:.3f}, {self.gap.high:.3f}]"
+        silent = ", ".join(self.gap.unknown_groups)
+        if self.verdict != "cannot tell":
+            words = f"{self.verdict} {alpha} at {100 * self.confidence:.4g}%"
+        elif self.gap.high > self.tolerance:
+            words = f"cannot tell: {alpha} lies in the gap's interval {ends}"
+        else:
+            words = f"cannot tell: the interval {ends} is within {alpha}, but not all is known"
+        words += f" (not known, the noise being too large for them: {silent})" if silent else ""
+        return f"{words}. {self.advice}" if self.advice else words
+
+    def statement(self) -> list[str]:
+        """What is protected, what it cost and what the figures mean, one point a line."""
+        return list(self.lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as JSON can hold it: NaN becomes None."""
+        record = asdict(self) | {
+            "gap": self.gap.as_dict(),
+            "verdict_in_words": self.verdict_in_words,
+            "statement": self.statement(),
+        }
+        del record["lines"]
+        plain: dict[str, Any] = json.loads(json.dumps(record), parse_constant=lambda nan: None)
+        return plain
+
+    def __str__(self) -> str:
+        overall = self.rates[self.score]["overall"]
+        lines = [
+            f"{self.population:,} held-out users, evaluated once under "
+            f"ε = {round_up(self.epsilon)}, δ = {self.delta:.3g} ({self.neighbours})",
+            f"intervals at {100 * self.confidence:.4g}%, for sampling and noise "
+            f"(standard deviation {self.noise_stddev:.3g} a count)",
+            f"{self.score} {overall}",
+            "",
+            *_table([(*_HEAD, self.score, "n'"), *map(self._row, self.gap.differences)]),
+            "",
+            f"{self.gap}",
+            f"{self.constraint}: {self.verdict_in_words}",
+        ]
+        return "\n".join(line.rstrip() for line in lines)
+
+    def _row(self, d: Difference) -> tuple[str, ...]:
+        estimate, score = self.rates[d.rate][d.group], self.rates[self.score][d.group]
+        difference = "-" if math.isnan(d.difference) else f"{d.difference:+.3f}"
+        ends = f"[{d.low:+.3f}, {d.high:+.3f}]"
+        return (
+            d.group,
+            d.rate,
+            str(estimate),
+            difference,
+            ends,
+            str(score),
+            f"{estimate.count:,.0f}",
+        )
+
+
+_HEAD = ("group", "rate", "value", "overall - value", "interval")
+
+
+def _table(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)) for row in rows]

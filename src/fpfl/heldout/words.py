@@ -1,0 +1,46 @@
+"""What a private evaluation promises and means, in plain words."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from fpfl.privacy.statement import SEEDED_NOISE, round_up
+
+if TYPE_CHECKING:
+    from fpfl.heldout.plan import HeldoutPlan
+
+_WORLDS = {
+    "zero-out": "with this user's data, or with nothing in its place",
+    "add-remove": "with this user among the held-out users, or without",
+    "replace-one": "with this user's data, or with any other data in its place",
+}
+
+
+def statement(plan: HeldoutPlan, *, seeded: bool) -> list[str]:
+    """What is protected, what it costs and what the figures mean, one point a line."""
+    reach = "2C" if plan.sensitivity == 2 else "C"
+    counts = math.prod(plan.cells.shape)
+    lines = [
+        "Protected: all samples of one held-out user together, not single samples. Compared are "
+        f"two worlds: {_WORLDS[plan.neighbours]}.",
+        f"Price: ε = {round_up(plan.epsilon)} at δ = {plan.delta:g}, for one release. Everyone "
+        "takes part for certain, so nothing is amplified, and it holds against a server that knows "
+        "who is held out, too. (One Gaussian mechanism, by its exact formula.)",
+        f"Released: {counts:,} counts of {plan.population:,} users. One user changes them by "
+        f"{reach} at most, C = {plan.clip:.4g} (ℓ2); each has Gaussian noise of "
+        f"{plan.noise_stddev:.4g} (standard deviation). Every figure is computed from them; "
+        "nothing else was looked at.",
+        "Held-out users must be other people than the training users: whoever is both pays both "
+        "prices, which add up. So does every further evaluation of the same users, of whatever "
+        "model.",
+        f"Estimated: the rates of users like these, each weighing {plan.bound:g} samples at most. "
+        "The samples of a user with more count for less, all alike; if nobody has more, these are "
+        "the plain rates.",
+        f"Intervals, at {100 * plan.confidence:.4g}%: they allow for the noise and for these users "
+        "being a sample of all, whose own samples may all be alike. Those of differences hold all "
+        "at once.",
+    ]
+    if seeded:
+        lines.insert(0, f"Seeded noise, {SEEDED_NOISE}.")
+    return lines

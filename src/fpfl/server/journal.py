@@ -1,0 +1,245 @@
+"""The journal of a run: charges before releases, released totals before their use, checkpoints.
+
+    charge t ──► compute v_t ──► wait until the charge is on the disk ──► log v_t ──► use v_t
+
+The disk is waited for by a thread while the users' statistics are computed, so that an ordinary
+disk costs little. After a crash the logged totals are used again, never drawn again.
+"""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fpfl.privacy.ledger import RunLedger
+from fpfl.server.state import CLASSES, ServerState
+from fpfl.server.withdrawals import WITHDRAWALS, read_withdrawals
+from fpfl.store.chain import ChainError
+from fpfl.store.checkpoints import DamagedError, load_checkpoint, save_checkpoint
+from fpfl.store.roundlog import RoundLog, read_rounds
+
+LOG_BUDGET = 256 * 2**20
+"""Bytes of logged totals after which a checkpoint is made, however few rounds that took."""
+
+
+@dataclass(frozen=True)
+class Past:
+    """What a run folder has written down of the past.
+
+    ``state`` is the last one that was kept, ``totals`` were released since, by round;
+    ``participations`` are by user, where they are capped; ``notes`` say what a crash left.
+    """
+
+    state: ServerState
+    totals: dict[int, Tensor] = field(repr=False)
+    participations: dict[int, int] = field(repr=False)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def next_round(self) -> int:
+        """The first round that is still to be run."""
+        return self.state.round + len(self.totals) + 1
+
+
+class Journal:
+    """What a run writes down while it goes on, in its folder.
+
+    Parameters
+    ----------
+    folder
+        The run folder.
+    past
+        What is in it so far.
+    ledger
+        Its open ledger.
+    every
+        A checkpoint after so many rounds.
+    capped
+        Whether participations are capped: then who took part is written down, too.
+    """
+
+    def __init__(
+        self, folder: Path, past: Past, ledger: RunLedger, *, every: int, capped: bool
+    ) -> None:
+        self.folder, self.ledger, self.every = folder, ledger, every
+        self.next_round = past.next_round
+        sessions = sum(r["kind"] in ("open", "resume") for r in ledger.chain.records)
+        self._name = f"{sessions:04d}-{{:08d}}.bin"
+        self._log = self._new("totals", self.next_round)
+        self._cohorts = self._new("cohorts", self.next_round) if capped else None
+        self._rows: list[str] = []
+        self._pool = ThreadPoolExecutor(1, "fpfl-ledger")
+        self._syncing: Future[None] | None = None
+        self._withdrawn: frozenset[int] = frozenset()
+        self._seen: tuple[int, int] | None = None
+
+    # --- a round ------------------------------------------------------------------------------
+
+    def charge(self, round: int) -> None:
+        """Write a round's charge and let the disk have it; a spent budget is an error."""
+        self.ledger.charge(round)
+        if self.ledger.terms is not None:
+            self._syncing = self._pool.submit(self.ledger.sync)
+
+    def drawn(self, round: int, users: NDArray[np.int64]) -> None:
+        """Write down who takes part, where that is counted."""
+        if self._cohorts is not None:
+            self._cohorts.append(round, users)
+
+    def wait(self) -> None:
+        """Wait until the charge is on the disk: nothing may leave the third party before."""
+        if self._syncing is not None:
+            self._syncing.result()
+            self._syncing = None
+        if self._cohorts is not None:
+            self._cohorts.sync()
+
+    def log(self, round: int, v: Tensor) -> None:
+        """Write down the released totals, before the server uses them."""
+        self._log.append(round, v.detach().cpu().numpy())
+
+    # --- users --------------------------------------------------------------------------------
+
+    def withdrawn(self, round: int) -> frozenset[int] | None:
+        """Who has withdrawn, where that changed since it was last asked; recorded from a round on.
+
+        Only how many they are goes into the ledger, which others may be shown.
+        """
+        population = self.ledger.population
+        users = frozenset() if population is None else population.withdrawn()
+        path = self.folder / WITHDRAWALS
+        seen = None
+        if path.exists():
+            about = path.stat()
+            seen = (about.st_size, about.st_mtime_ns)
+        if seen == self._seen and users <= self._withdrawn:
+            return None
+        self._seen = seen
+        users |= read_withdrawals(path)
+        if users == self._withdrawn:
+            return None
+        self._withdrawn = users
+        self.ledger.withdrawal(round, len(users))
+        return users
+
+    # --- checkpoints --------------------------------------------------------------------------
+
+    def due(self, round: int) -> bool:
+        """Whether a checkpoint is wanted after this round."""
+        return round % self.every == 0 or self._log.bytes > LOG_BUDGET
+
+    def keep(self, state: ServerState) -> None:
+        """Write a checkpoint and begin a new log of totals; the last two of either are kept."""
+        self._rows += [json.dumps(row) for row in state.history[len(self._rows) :]]
+        _save(self.folder, state, f"[{','.join(self._rows)}]")
+        if self._log.bytes and state.round >= self.next_round:
+            self._log.close()
+            self._log = self._new("totals", state.round + 1)
+        _prune(self.folder)
+
+    def close(self) -> None:
+        """Close all files; others may open the run."""
+        self._pool.shutdown(wait=True)
+        self._log.close()
+        if self._cohorts is not None:
+            self._cohorts.close()
+        self.ledger.close()
+
+    def _new(self, kind: str, round: int) -> RoundLog:
+        return RoundLog(self.folder / f"{kind}-{self._name.format(round)}")
+
+
+def begin_state(folder: Path, state: ServerState) -> None:
+    """Write the state that a run begins with."""
+    _save(folder, state, "[]")
+
+
+def read_past(folder: Path, simulation: bool) -> Past:
+    """Read what a run folder has; a file that is damaged is an error, and nothing is changed."""
+    kept = _files(folder, "checkpoint")
+    if not kept:
+        raise DamagedError(f"{folder} has no checkpoint; put back what was taken out of it")
+    state, history = load_checkpoint(kept[-1], CLASSES)
+    if not isinstance(state, ServerState) or state.round != _round(kept[-1]):
+        raise DamagedError(f"{kept[-1]} is not the checkpoint that its name says")
+    state = replace(state, history=json.loads(history))
+    totals: dict[int, Tensor] = {}
+    notes: list[str] = []
+    for path in _files(folder, "totals"):
+        records, torn = read_rounds(path)
+        totals |= {r: torch.from_numpy(v) for r, v in records if r > state.round}
+        if torn:
+            notes.append(f"{path.name} ends in the middle of a round, which is left out")
+    missing = set(range(state.round + 1, state.round + 1 + len(totals))) - totals.keys()
+    if missing:
+        raise DamagedError(
+            f"{folder} lacks the totals of round {min(missing)}, which were logged before later "
+            "ones; put back what was taken out of it"
+        )
+    past = Past(state, totals, {}, tuple(notes))
+    return replace(past, participations=_participations(folder, simulation, past.next_round))
+
+
+def check_charges(folder: Path, past: Past, ledger: RunLedger) -> list[str]:
+    """Refuse a ledger that has less than was released; name the rounds that a crash lost."""
+    if ledger.terms is None:
+        return []
+    unpaid = set(range(1, past.next_round)) - ledger.charged
+    if unpaid:
+        raise ChainError(
+            f"the totals of round {min(unpaid)} were released, and the ledger in {folder} has no "
+            "charge for it: lines were taken out of it. Put an intact copy in its place"
+        )
+    again = "with the same noise" if ledger.simulation else "and charged again"
+    return [
+        f"round {round} was charged and its totals are not there: it is drawn again {again}"
+        for round in sorted(ledger.charged)
+        if round >= past.next_round
+    ]
+
+
+def _participations(folder: Path, simulation: bool, next_round: int) -> dict[int, int]:
+    """How often each user took part, as written down; rounds that a crash lost count, too."""
+    cohorts: list[NDArray[np.int64]] = [np.zeros(0, dtype=np.int64)]
+    for path in _files(folder, "cohorts"):
+        for round, users in read_rounds(path)[0]:
+            # A simulation draws a lost round's users again: they will be counted then.
+            if not simulation or round < next_round:
+                cohorts.append(users)
+    users, counts = np.unique(np.concatenate(cohorts), return_counts=True)
+    return dict(zip(users.tolist(), counts.tolist(), strict=True))
+
+
+def _save(folder: Path, state: ServerState, history: str) -> None:
+    path = folder / f"checkpoint-{state.round:08d}.safetensors"
+    save_checkpoint(path, replace(state, history=[]), history)
+
+
+def _prune(folder: Path) -> None:
+    """Remove all checkpoints but the last two, and the logs that neither of them needs."""
+    *old, before, _ = [None, None, *_files(folder, "checkpoint")]
+    for path in old:
+        if path is not None:
+            path.unlink()
+    logs = _files(folder, "totals")
+    for path, following in pairwise(logs):
+        if before is not None and _round(following) <= _round(before) + 1:
+            path.unlink()
+
+
+def _files(folder: Path, kind: str) -> list[Path]:
+    """The files of a kind in the order in which they were written."""
+    return sorted(folder.glob(f"{kind}-*[0-9].*"))
+
+
+def _round(path: Path) -> int:
+    """The round in a file's name: of a checkpoint its own, of a log the first."""
+    return int(path.stem.rpartition("-")[2])
