@@ -27,7 +27,7 @@ from fpfl.privacy.filter import (
     renyi_budget,
     renyi_epsilon,
 )
-from fpfl.privacy.fixed_size import fixed_size_renyi
+from fpfl.privacy.renyi import fixed_size_renyi
 
 dp = pytest.importorskip("dp_accounting")
 

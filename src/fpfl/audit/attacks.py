@@ -192,8 +192,8 @@ class CohortSize:
 
     def scores(self, seen: Seen, setup: Setup) -> NDArray[np.float64]:
         """The mean logarithm of the steps' spread."""
-        steps = np.diff(np.concatenate([seen.start[None], seen.w]), axis=0)
-        spread = np.sqrt(np.mean(steps**2, axis=1))
+        moved = np.diff(np.concatenate([seen.start[None], seen.w]), axis=0)
+        spread = np.sqrt(np.mean(moved**2, axis=1))
         return np.array([np.mean(np.log(spread))])
 
 

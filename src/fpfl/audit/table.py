@@ -27,7 +27,7 @@ def default_settings(
     epsilon: float = 2.0,
     convention: str = "all",
     canaries: int = 200,
-    runs: int = 300,
+    runs: int = 200,
     rounds: int = 10,
     confidence: float = 0.95,
 ) -> dict[str, AuditSettings]:

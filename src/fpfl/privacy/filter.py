@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from fpfl.privacy._checks import cohort_of, positive_number, probability, whole_number
 from fpfl.privacy.accounting import Neighbours, _dp_accounting
-from fpfl.privacy.fixed_size import fixed_size_renyi
+from fpfl.privacy.renyi import fixed_size_renyi, renyi_epsilon, renyi_gain
 
 if TYPE_CHECKING:
     from fpfl.privacy.plan import PrivacyPlan
@@ -132,7 +132,7 @@ class Mechanism:
           with replace-one neighbours no such bound is known to it, and the one without
           amplification is used, at Δ = 2C;
         - cohorts of a fixed size: Wang et al. 2019 at Δ = 2C
-          (:func:`~fpfl.privacy.fixed_size.fixed_size_renyi`).
+          (:func:`~fpfl.privacy.renyi.fixed_size_renyi`).
         """
         return _renyi(self, whole_number("order", order, least=2, hint=_ORDER_HINT))
 
@@ -160,19 +160,6 @@ def _renyi(mechanism: Mechanism, order: int) -> float:
     return min(safe, unamplified)
 
 
-def renyi_epsilon(rho: float, order: int, delta: float) -> float:
-    """ε at δ of a Rényi divergence ρ of order α (Canonne, Kamath & Steinke 2020, Prop. 12).
-
-    ε = ρ + log((α − 1)/α) − (log δ + log α)/(α − 1), and never below 0. With ρ = 0, where nothing
-    was released, ε is 0.
-    """
-    if not rho >= 0:
-        raise ValueError(f"rho must not be negative, but got {rho!r}.")
-    if rho == 0:
-        return 0.0
-    return max(0.0, rho - _gain(order, delta))
-
-
 def renyi_budget(epsilon: float, order: int, delta: float) -> float:
     """Largest ρ of order α whose :func:`renyi_epsilon` at δ is ``epsilon``, rounded down.
 
@@ -180,13 +167,7 @@ def renyi_budget(epsilon: float, order: int, delta: float) -> float:
     """
     budget = positive_number("epsilon", epsilon, hint="give the ε to be kept")
     # Far more than the rounding of every sum here.
-    return max(0.0, budget + _gain(order, delta) - 1e-12 * max(1.0, budget))
-
-
-def _gain(order: int, delta: float) -> float:
-    alpha = whole_number("order", order, least=2, hint=_ORDER_HINT)
-    target = probability("delta", delta, hint=_DELTA_HINT)
-    return (math.log(target) + math.log(alpha)) / (alpha - 1) - math.log1p(-1 / alpha)
+    return max(0.0, budget + renyi_gain(order, delta) - 1e-12 * max(1.0, budget))
 
 
 def good_order(epsilon: float, delta: float, mechanism: Mechanism | None = None) -> int:
@@ -215,7 +196,7 @@ def good_order(epsilon: float, delta: float, mechanism: Mechanism | None = None)
         # The budget is concave in α up to 1/δ, where it is positive, and ρ(α)/α does not fall: so
         # room rises to its largest value and falls then. Were it otherwise, any order is valid.
         def room(order: int) -> float:
-            budget = epsilon + _gain(order, delta)
+            budget = epsilon + renyi_gain(order, delta)
             return budget / rho(order) if budget > 0 else budget
 
         low, high = 2, most

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fpfl.summing import weighted_sum, wide_sum
+from fpfl.summing import weighted_sum
 from fpfl.users.packing import Ints
 from fpfl.users.rows import LOSS, OVERALL
 
@@ -129,7 +129,7 @@ class FactoredGradients:
                 # (Q, N) weights on (N, out) gradients, against (N, in) inputs: one product where
                 # there are not too many samples for its precision.
                 scaled = (part.unsqueeze(1) * g.T).reshape(-1, len(g))
-                product = wide_sum(scaled, factor.x).reshape(len(part), -1)
+                product = weighted_sum(scaled, factor.x).reshape(len(part), -1)
                 total[rows, factor.place] = product.to(total.dtype)
         counts = [len(self._block_weights(name)[0]) for name in names]
         return {n: t.reshape(-1) for n, t in zip(names, torch.split(total, counts), strict=True)}

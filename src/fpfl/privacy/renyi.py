@@ -1,6 +1,7 @@
-r"""The Rényi divergence of a Gaussian mechanism on cohorts of a fixed size (Wang et al. 2019).
+r"""Rényi divergences: of cohorts of a fixed size (Wang et al. 2019), and what ε they come to.
 
-With noise σ in sensitivities and q = m/K, their Theorem 27 bounds it at whole orders α by
+With noise σ in sensitivities and q = m/K, their Theorem 27 bounds the divergence of a Gaussian
+mechanism at whole orders α by
 
     (α − 1)·ρ(α) ≤ log(1 + C(α,2)·q²·min{4(f₂ − 1), 2f₂}
                          + Σ_{j=3…α} C(α,j)·q^j·min{4√(b_{2⌊j/2⌋}·b_{2⌈j/2⌉}), 2f_j}),
@@ -15,13 +16,17 @@ too high elsewhere. Here they are computed with as many digits as they lose.
 from __future__ import annotations
 
 from decimal import MAX_EMAX, MIN_EMIN, Decimal, localcontext
+from functools import lru_cache
 from itertools import pairwise
-from math import comb
+from math import comb, log, log1p
+
+from fpfl.privacy._checks import probability, whole_number
 
 #: Beyond it differences take too long, and the bound does without them (as dp_accounting does).
 LARGEST_EXACT_ORDER = 256
 
 
+@lru_cache(maxsize=4096)
 def fixed_size_renyi(order: int, noise: float, population: int, cohort: int) -> float:
     """Bound on the Rényi divergence of one release, for replace-one neighbours.
 
@@ -59,3 +64,23 @@ def _differences(values: list[Decimal]) -> list[Decimal]:
         found.append(abs(values[0]))
         values = [after - before for before, after in pairwise(values)]
     return found
+
+
+def renyi_epsilon(rho: float, order: int, delta: float) -> float:
+    """ε at δ of a Rényi divergence ρ of order α (Canonne, Kamath & Steinke 2020, Prop. 12).
+
+    ε = ρ + log((α − 1)/α) − (log δ + log α)/(α − 1), and never below 0. With ρ = 0, where nothing
+    was released, ε is 0.
+    """
+    if not rho >= 0:
+        raise ValueError(f"rho must not be negative, but got {rho!r}.")
+    if rho == 0:
+        return 0.0
+    return max(0.0, rho - renyi_gain(order, delta))
+
+
+def renyi_gain(order: int, delta: float) -> float:
+    """How much ε at δ is below ρ (mostly negative): ε = ρ − gain."""
+    alpha = whole_number("order", order, least=2, hint="give a whole Rényi order")
+    target = probability("delta", delta, hint="give the δ of (ε, δ)-differential privacy")
+    return (log(target) + log(alpha)) / (alpha - 1) - log1p(-1 / alpha)
