@@ -11,7 +11,7 @@ EXTRAS_dev := [dev,sklearn]
 EXTRAS_docs := [docs]
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench docs clean venv
+.PHONY: help demo test lint kill bench docs clean venv
 # Two pips at work in one environment get in each other's way.
 .NOTPARALLEL:
 
@@ -29,9 +29,13 @@ lint: $(VENV)/.stamp-dev ## check style, format and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+kill: $(VENV)/.stamp-dev ## kill a run 200 times and resume it
+	FPFL_KILLS=200 $(BIN)/python -m pytest tests/test_kill.py
+
 bench: $(VENV)/.stamp-base ## measure speed (peers from a registry; or ARGS=--without-peers)
 	$(BIN)/python -m benchmarks $(ARGS)
 	$(BIN)/python -m benchmarks.parts
+	$(BIN)/python -m benchmarks.journal
 
 ifneq ($(wildcard mkdocs.yml),)
 docs: $(VENV)/.stamp-docs ## build the pages into site/

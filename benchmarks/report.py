@@ -127,6 +127,21 @@ def agreement_table(gpu: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def journal_table(found: dict[str, Any]) -> str:
+    """What a run folder costs."""
+    lines = ["| workload | nothing is kept | run folder | ratio |",
+             "| --- | ---: | ---: | ---: |"]  # fmt: skip
+    for row in found["rows"]:
+        without, kept = row["milliseconds"].values()
+        low, high = min(row["ratios"]), max(row["ratios"])
+        lines.append(
+            f"| {row['workload']}, the paper's vector, {row['rounds']:,} rounds | "
+            f"{without:.2f} ms | {kept:.2f} ms | {row['ratio']:.3f} ({low:.3f} to {high:.3f}) |"
+        )
+    lines += ["", f"One sync of this disk, alone: {found['sync_milliseconds']:.2f} ms."]
+    return "\n".join(lines)
+
+
 KERNELS = (
     ("convolution backward to the input (cuDNN)", ("dgrad", "nchwToNhwc", "nhwcToNchw")),
     ("products (cuBLAS)", ("gemm", "nvjet", "cutlass::Kernel2")),

@@ -6,6 +6,7 @@ A page has markers, and what stands between them is made by this script:
     <!-- compare: adult-central adult-central-last -->   several, side by side
     <!-- demo -->                                docs/results/demo/results.json
     <!-- bench: speeds -->                       a table of benchmarks/results/*.json
+    <!-- audit -->, <!-- audit: twins -->        docs/results/audit/*.json
     <!-- end -->
 
 ``python scripts/fill_docs.py`` rewrites the pages, ``--check`` only says whether they are up to
@@ -26,13 +27,14 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(
-    r"(<!-- (results|compare|demo|bench)(?:: ([^>]*?))? -->\n).*?(<!-- end -->)", re.S
+    r"(<!-- (results|compare|demo|bench|audit)(?:: ([^>]*?))? -->\n).*?(<!-- end -->)", re.S
 )
 
 HOW = {
     "engine": "make bench",
     "cuda": "python -m benchmarks.cuda",
     "parts": "python -m benchmarks.parts",
+    "journal": "python -m benchmarks.journal",
 }
 """What makes each of the benchmarks' files."""
 
@@ -62,6 +64,8 @@ def render(kind: str, argument: str) -> str:
         return demo_table()
     if kind == "bench":
         return bench_table(argument.strip())
+    if kind == "audit":
+        return audit_table(argument.strip() or "audit")
     names = argument.split()
     return result_table(names[0]) if kind == "results" else comparison(names)
 
@@ -81,6 +85,7 @@ def bench_table(what: str) -> str:
         "gpu profile": ("cuda", report.profile_table),
         "gpu side by side": ("cuda", report.side_by_side_table),
         "parts": ("parts", report.parts_table),
+        "journal": ("journal", report.journal_table),
     }
     if what not in tables:
         raise SystemExit(
@@ -95,6 +100,28 @@ def bench_table(what: str) -> str:
     if what == "ratios" and found["about_scaling"] != found["about"]:
         sources.append(found["about_scaling"])  # from the populations on
     return "\n\n".join([table(found), *map(report.provenance, sources)]) + "\n"
+
+
+def audit_table(name: str) -> str:
+    """What the audits found: claims and lower bounds of ε."""
+    found = json.loads((RESULTS / "audit" / f"{name}.json").read_text(encoding="utf-8"))
+    lines = ["| audit | attack | claimed ε | found ε ≥ | confidence | right guesses | |",
+             "| --- | --- | ---: | ---: | ---: | ---: | --- |"]  # fmt: skip
+    for title, row in found["audits"].items():
+        verdict = "**refuted**" if row["caught"] else "stands"
+        if row["face_value"] != row["claimed"]:
+            face = "**refuted**" if row["face_value_caught"] else "not refuted"
+            verdict += f"; at face value, ε = {row['face_value']:.2f}: {face}"
+        lines.append(
+            f"| {title} | {row['attack']} | {row['claimed']:.2f} | {row['lower_bound']:.2f} | "
+            f"{100 * row['confidence']:g}% | {row['correct']:,} of {row['guesses']:,} | {verdict} |"
+        )
+    about = found["about"]
+    source = (
+        f"`{about['command']}`, {about['date']}, {about['hardware']}, "
+        f"{about['wall_seconds']:.0f} s; no seeds: coins, cohorts and noise are the system's."
+    )
+    return "\n".join([*lines, "", source]) + "\n"
 
 
 def load(name: str) -> tuple[dict[Key, list[Result]], str]:

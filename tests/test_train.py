@@ -88,7 +88,7 @@ def test_central_training_with_privacy_is_dp_sgd() -> None:
     data = make_population(users=300).single_samples()
     steps = torch.stack([
         parameters(quick(data, cohort=100, rounds=1, selection="last", model=zero_model(),
-                         privacy=Privacy(noise_multiplier=5e6, clip=Clipping(1e-6))))
+                         privacy=Privacy(noise_multiplier=5e3, clip=Clipping(1e-3))))
         for _ in range(400)
     ])  # fmt: skip
     # s = C σ/√0.95, divided by N = 100 and times η = 0.1; 2,400 draws: 5 standard errors are 7%.

@@ -16,9 +16,11 @@ from fpfl.fairness import (
     predictive_parity,
 )
 from fpfl.folder import RunFolder
+from fpfl.heldout import evaluate_privately
 from fpfl.methods import BMDM, MMDM, Tran
 from fpfl.models import mlp
 from fpfl.privacy import PrivacyPlan
+from fpfl.privacy.population import PopulationLedger
 from fpfl.privacy.settings import Clipping, Privacy
 from fpfl.run import Run, evaluate_model
 from fpfl.server.round import RoundEvent
@@ -35,6 +37,7 @@ __all__ = [
     "Evaluation",
     "FederatedDataset",
     "FpflWarning",
+    "PopulationLedger",
     "Privacy",
     "PrivacyPlan",
     "Rate",
@@ -48,6 +51,7 @@ __all__ = [
     "equal_error",
     "equalized_odds",
     "evaluate_model",
+    "evaluate_privately",
     "fnr_parity",
     "load_adult",
     "mlp",

@@ -216,16 +216,32 @@ def create(
     delta: Annotated[float | None, typer.Option(help="δ; 1/(10 K) by default.")] = None,
     neighbours: Annotated[str, typer.Option(help="What one user may change.")] = "zero-out",
     name: Annotated[str, typer.Option(help="What the population is called.")] = "",
+    cohort: Annotated[int | None, typer.Option(help="Users in a round of a usual run.")] = None,
+    noise_multiplier: Annotated[float | None, typer.Option(help="σ of a usual run.")] = None,
 ) -> None:
-    """Begin the ledger of a population."""
+    """Begin the ledger of a population.
+
+    Its accountant is a privacy filter at a Rényi order that is fixed now. With --cohort and
+    --noise-multiplier of the runs to come it is the order that has most room for them.
+    """
+    from fpfl.privacy.filter import Mechanism
     from fpfl.privacy.population import PopulationLedger
 
+    if file.exists():
+        raise ValueError(f"{file} is there already: fpfl budget show {file}")
+    usual = None
+    if cohort is not None and noise_multiplier is not None:
+        sampler = "fixed" if neighbours == "replace-one" else "poisson"
+        usual = Mechanism(sampler, population, cohort, noise_multiplier, neighbours)  # type: ignore[arg-type]
+    elif cohort is not None or noise_multiplier is not None:
+        raise ValueError("give both --cohort and --noise-multiplier of a usual run, or neither")
     made = PopulationLedger.create(
         file,
         population=population,
         epsilon=epsilon,
         delta=delta,
         neighbours=neighbours,  # type: ignore[arg-type]
+        mechanism=usual,
         name=name,
     )
     with made as ledger:

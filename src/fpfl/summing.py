@@ -16,13 +16,13 @@ from torch import Tensor
 TINY = 512
 """A result of so many numbers is computed in double precision throughout."""
 
-PIECE = 128
+PIECE = 256
 """Rows that are added in their own precision, all pieces at once."""
 
-NARROW, SMALL = 8, 2**14
+NARROW, SMALL = 8, 2**12
 """So many weights per row, or numbers in the result, leave room for the sums of all pieces."""
 
-LONG_PIECE = 512
+LONG_PIECE = 1024
 """Rows that are added in their own precision where there is none: one piece after the other."""
 
 

@@ -146,6 +146,7 @@ def train(
         data,
         constraint,
         basis=basis,
+        clipped=clipping is not None and clipping.clipped_share is not None,
         samples_per_user=samples_per_user,
         memory=memory_budget(memory, w.device),
         precision=precision,

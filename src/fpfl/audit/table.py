@@ -126,15 +126,22 @@ def run_audit(
     """
     began = time.perf_counter()
     results = audit_table(settings, report)
-    placed = about(time.perf_counter() - began) if about is not None else {}
+    content = as_content(results, about(time.perf_counter() - began) if about else {}, out)
+    return as_text(results), content
+
+
+def as_content(
+    results: Mapping[str, AuditResult], about: Mapping[str, Any], out: Path | None = None
+) -> dict[str, Any]:
+    """The table as plain values, which are also written to a file where one is given."""
     content = {
-        "about": dict(placed) | {"seeds": "none: coins, cohorts and noise are the system's"},
+        "about": dict(about) | {"seeds": "none: coins, cohorts and noise are the system's"},
         "audits": {title: result.as_dict() for title, result in results.items()},
     }
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    return as_text(results), content
+    return content
 
 
 def as_text(results: Mapping[str, AuditResult]) -> str:

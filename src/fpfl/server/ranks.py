@@ -1,8 +1,8 @@
 """Several processes for one simulation, through ``torch.distributed``.
 
 Every process draws the same cohorts and computes its share of them; one all-reduce a round adds
-the shares up, the noise among them once, and every process takes the same step. ``torchrun``
-starts the processes; `join` makes them a group.
+the shares up, the first process adds the noise, and every process takes the same step with what it
+released. ``torchrun`` starts the processes; `join` makes them a group.
 """
 
 from __future__ import annotations

@@ -161,6 +161,8 @@ def describe(t: int, totals: Totals, state: MethodState, layout: Layout, toleran
         "gap": None if math.isnan(gap) else gap,
         "fair": totals.fair(tolerance),
     }
+    if totals.clipped is not None:
+        row["clipped"] = float(totals.clipped)
     if constrained:
         row["overall"] = dict(zip(layout.rates, _plain(totals.overall()), strict=True))
         row["groups"] = _table(layout, totals.values())

@@ -76,12 +76,14 @@ class Simulation:
             if known is not None:
                 return known.to(w.device, w.dtype)
             self._open(round)
-        total = self.third_party.sum(self.engine.computed(w, self._one_round()), like=w).double()
+        total = self.third_party.sum(self.engine.computed(w, self._one_round()), like=w)
+        # The noise goes on the sum of all processes: it hides what is added before it.
+        total = self.ranks.sum(total)
         if self.ranks.first:
             total = self.third_party.noised(total, round)
             if self.journal is not None:
                 self.journal.wait()
-        v = self.ranks.sum(total).to(w.dtype)
+        v = self.ranks.from_first(total).to(w.dtype)
         if self.journal is not None:
             self.journal.log(round, v)
         return v

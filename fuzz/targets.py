@@ -1,0 +1,449 @@
+"""The targets: bytes go in, and what comes out is a value or an error of the documented kind.
+
+A target has a scratch folder, which `Target.seeds` fills with valid files and gives back as the
+first inputs; nothing binary is committed. Any exception that leaves `Target.run` is a finding, and
+so is an error whose message has several lines or does not say which file it is about.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+import re
+import struct
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fpfl import Attribute, FederatedDataset, Schema, mlp
+from fpfl.config import Config, load_config, load_data
+from fpfl.data.files import open_population
+from fpfl.methods import MMDM, Method, Tran, Unconstrained
+from fpfl.privacy.filter import Mechanism
+from fpfl.privacy.ledger import RunLedger, Terms
+from fpfl.privacy.sampling import Participation
+from fpfl.server.round import ServerSettings, begin, serve
+from fpfl.server.state import CLASSES, ServerState
+from fpfl.server.withdrawals import read_withdrawals, withdraw
+from fpfl.store.chain import Chain
+from fpfl.store.checkpoints import load_checkpoint, save_checkpoint
+from fpfl.store.lines import parsed
+from fpfl.store.roundlog import RoundLog, read_rounds
+from fpfl.thirdparty.clipping import DenseRows, clip, clip_rules, clipped_sum
+from fpfl.privacy.settings import Clipping
+from fpfl.users.layout import Layout
+
+REFUSALS = (ValueError, OSError)
+"""What a reader may raise: `ChainError`, `DamagedError` and `StorageError` are among these."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """``seeds`` yields valid inputs, ``run`` takes any."""
+
+    seeds: Callable[[Path], Iterator[bytes]]
+    run: Callable[[Path, bytes], None]
+
+
+@contextmanager
+def refusing(*about: Path) -> Iterator[None]:
+    """Let errors of the documented kind pass, where they are one line that names a file."""
+    try:
+        yield
+    except REFUSALS as error:
+        said = str(error)
+        assert "\n" not in said, f"more than one line: {said!r}"
+        assert any(str(path) in said for path in about), f"names no file: {error!r}"
+
+
+# --- configs ------------------------------------------------------------------------------------
+
+CONFIG = """
+version = 1
+[data]
+train = "people.npz"
+test = "others.npz"
+[data.schema]
+classes = 2
+attributes = { sex = ["Female", "Male"], race = ["A", "B"] }
+unknown = ["race"]
+samples_per_user = 3.0
+population = 12
+feature_ranges = [[0.0, 1.0], [-1.5, 2e3]]
+[model]
+hidden = [4, 3]
+[training]
+cohort = 5
+rounds = 2
+learning_rate = 0.1
+optimizer = "adam"
+normaliser = "samples"
+clip = 1.0
+seed = 1
+[constraint]
+kind = "equalized_odds"
+by = ["sex", ["sex", "race"]]
+[method]
+kind = "tran"
+[privacy]
+noise_multiplier = 1.0
+clip = { bound = 1.0, counts = 2.0 }
+max_participations = 3
+ledger = "people.jsonl"
+"""
+
+
+def config_seeds(folder: Path) -> Iterator[bytes]:
+    yield CONFIG.encode()
+    yield b'[data]\nname = "adult"\nusers = "single"\n[training]\ncohort = 1\nrounds = 1\n'
+    yield b'[data]\nfolder = "x"\n[training]\ncohort = 1\nrounds = 1\nclip = { bound = inf }\n'
+
+
+def config(folder: Path, data: bytes) -> None:
+    path = folder / "run.toml"
+    path.write_bytes(data)
+    with refusing(path):
+        assert isinstance(load_config(path), Config)
+
+
+# --- chains -------------------------------------------------------------------------------------
+
+
+def chain_seeds(folder: Path) -> Iterator[bytes]:
+    mechanism = Mechanism("poisson", 30, 6, 1.0, "zero-out")
+    terms = Terms(mechanism, 9, 1e-3, 8.0, 12)
+    path = folder / "seed.jsonl"
+    with RunLedger.create(path, run="a", terms=terms, simulation=False) as ledger:
+        for round in (1, 2, 3):
+            ledger.charge(round)
+        ledger.withdrawal(3, 2)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-9])
+    RunLedger.open(path).close()
+    for content in (whole, path.read_bytes(), whole[:-9], whole[:-1]):
+        yield b"\0" + content
+        yield b"\1" + content
+
+
+def chain(folder: Path, data: bytes) -> None:
+    path = folder / "chain.jsonl"
+    content = linked(data[1:]) if data[:1] == b"\1" else data[1:]
+    path.write_bytes(content)
+    for write in (False, True):
+        with refusing(path), Chain.open(path, write=write) as opened:
+            assert opened.records[0]["kind"] == "open"
+        written = path.read_bytes()
+        assert written.startswith(content), "what was there was changed"
+        assert write or written == content, "looking changed the file"
+
+
+def linked(content: bytes) -> bytes:
+    """The same lines with numbers, times and hashes that fit: edits are not seen by these."""
+    lines: list[bytes] = []
+    for line in content.split(b"\n"):
+        record = parsed(line)
+        if record is not None:
+            before = hashlib.sha256(lines[-1]).hexdigest() if lines else "0" * 64
+            own = {"n": len(lines), "time": "2026-01-31T12:00:00.000000Z", "previous": before}
+            line = json.dumps(record | own).encode()
+        lines.append(line)
+    return b"\n".join(lines)
+
+
+# --- logs of rounds -----------------------------------------------------------------------------
+
+
+def roundlog_seeds(folder: Path) -> Iterator[bytes]:
+    log = RoundLog(folder / "seed.bin")
+    log.append(1, np.arange(3, dtype=np.float32))
+    log.append(2, np.zeros(0, dtype=np.int64))
+    log.append(3, np.arange(2, dtype=np.float64))
+    log.close()
+    content = (folder / "seed.bin").read_bytes()
+    yield content
+    yield content[:-5]
+
+
+def roundlog(folder: Path, data: bytes) -> None:
+    path = folder / "totals.bin"
+    path.write_bytes(data)
+    with refusing(path):
+        records, torn = read_rounds(path)
+        assert torn or sum(40 + v.nbytes for _, v in records) == len(data)
+
+
+# --- checkpoints --------------------------------------------------------------------------------
+
+
+def checkpoint_seeds(folder: Path) -> Iterator[bytes]:
+    path = folder / "seed.safetensors"
+    state = begin(torch.arange(4.0), server(LAYOUTS[0], MMDM()))
+    save_checkpoint(path, state, "[]")
+    content = path.read_bytes()
+    yield b"\0" + content
+    (length,) = struct.unpack("<Q", content[:8])
+    tree = json.loads(content[8 : 8 + length])["__metadata__"]["state"]
+    yield b"\1" + tree.encode()
+
+
+def checkpoint(folder: Path, data: bytes) -> None:
+    from safetensors.torch import save
+
+    path = folder / "checkpoint.safetensors"
+    content = data[1:]
+    if data[:1] == b"\1":  # a state of any shape, with a digest that fits
+        about = {"format": "1", "state": content.decode(errors="replace"), "text": "[]"}
+        tensors = {"0": torch.arange(4.0), "1": torch.zeros(1, 2), "2": torch.zeros(3)}
+        from fpfl.store.checkpoints import _digest
+
+        about["digest"] = _digest(about["state"] + "[]", tensors)
+        content = save(tensors, about)
+    path.write_bytes(content)
+    with refusing(path):
+        state, _ = load_checkpoint(path, CLASSES)
+
+
+# --- populations --------------------------------------------------------------------------------
+
+NPY = ("features", "labels", "attributes", "offsets")
+
+
+def people(folder: Path) -> Path:
+    """A small valid population folder."""
+    where = folder / "people"
+    if not where.exists():
+        sex = Attribute("sex", ("Female", "Male"), unknown=True)
+        schema = Schema((2,), attributes=(sex,), samples_per_user=2.0)
+        x = np.arange(10, dtype=np.float32).reshape(5, 2)
+        data = FederatedDataset.from_samples(
+            x, [0, 1, 1, 0, 1], [0, 1, -1, 0, 1], schema, users=[0, 0, 2, 2, 1]
+        )
+        data.save(where)
+    return where
+
+
+def population_seeds(folder: Path) -> Iterator[bytes]:
+    for number, name in enumerate(NPY):
+        yield bytes([number]) + (people(folder) / f"{name}.npy").read_bytes()
+
+
+def population(folder: Path, data: bytes) -> None:
+    path = people(folder)
+    name = f"{NPY[data[0] % len(NPY)] if data else 'features'}.npy"
+    whole = (path / name).read_bytes()
+    (path / name).write_bytes(data[1:])
+    try:
+        with refusing(path):
+            touch(open_population(path))
+    finally:
+        (path / name).write_bytes(whole)
+
+
+def touch(data: FederatedDataset) -> None:
+    """Read all samples of a lazy dataset; as data in memory, they are checked then."""
+    assert data.population <= 10**6, "no file here is as large as that"
+    data.subset(np.arange(data.population))
+
+
+def schema_seeds(folder: Path) -> Iterator[bytes]:
+    content = json.loads((people(folder) / "schema.json").read_text())
+    yield json.dumps(content).encode()
+    content["schema"] |= {"classes": None, "label_range": [0.0, 1.0], "feature_names": ["a", "b"]}
+    content["schema"] |= {"feature_ranges": [[0, 1], [0, 2]], "population": 3}
+    yield json.dumps(content).encode()
+
+
+def schema(folder: Path, data: bytes) -> None:
+    path = people(folder)
+    whole = (path / "schema.json").read_bytes()
+    (path / "schema.json").write_bytes(data)
+    try:
+        with refusing(path):
+            opened = open_population(path)
+            json.dumps(opened.schema.as_dict(), allow_nan=False)
+            touch(opened)
+    finally:
+        (path / "schema.json").write_bytes(whole)
+
+
+# --- tables -------------------------------------------------------------------------------------
+
+TABLE = Config.model_validate(
+    {
+        "data": {
+            "train": "table.npz",
+            "schema": {"classes": 2, "attributes": {"sex": ["F", "M"]}, "unknown": ["sex"]},
+        },
+        "training": {"cohort": 1, "rounds": 1},
+    }
+)
+COLUMNS: dict[str, np.ndarray[Any, Any]] = {
+    "features": np.arange(8, dtype=np.float32).reshape(4, 2),
+    "labels": np.array([0, 1, 1, 0]),
+    "attributes": np.array([[0], [1], [-1], [0]]),
+    "users": np.array([0, 0, 2, 1]),
+}
+
+
+def npz_seeds(folder: Path) -> Iterator[bytes]:
+    for save in (np.savez, np.savez_compressed):
+        buffer = io.BytesIO()
+        save(buffer, **COLUMNS)
+        yield b"\xff" + buffer.getvalue()
+    for number, column in enumerate(COLUMNS.values()):
+        buffer = io.BytesIO()
+        np.save(buffer, column)
+        yield bytes([number]) + buffer.getvalue()
+
+
+def npz(folder: Path, data: bytes) -> None:
+    path = folder / "table.npz"
+    if data[:1] < b"\x80":  # one of the columns, in a zip archive that is in order
+        names = list(COLUMNS)
+        with zipfile.ZipFile(path, "w") as archive:
+            for number, (name, column) in enumerate(COLUMNS.items()):
+                buffer = io.BytesIO()
+                np.save(buffer, column)
+                chosen = data[:1] and data[0] % len(names) == number
+                archive.writestr(f"{name}.npy", data[1:] if chosen else buffer.getvalue())
+    else:
+        path.write_bytes(data[1:])
+    with refusing(path):
+        read, _ = load_data(TABLE, folder)
+        read.subset(np.arange(read.population))
+
+
+# --- withdrawals --------------------------------------------------------------------------------
+
+
+def withdrawals_seeds(folder: Path) -> Iterator[bytes]:
+    withdraw(folder, [3, 17, 0])
+    content = (folder / "withdrawals.txt").read_bytes()
+    yield content
+    yield content[:-1]
+
+
+def withdrawals(folder: Path, data: bytes) -> None:
+    path = folder / "withdrawals.txt"
+    path.write_bytes(data)
+    with refusing(path):
+        users = read_withdrawals(path)
+        assert all(user >= 0 for user in users)
+        named = {int(digits) for digits in re.findall(rb"\d{1,18}", data)}
+        assert len(users) <= len(named) + data.count(b"\n")
+        counter = Participation()
+        counter.withdraw(users)
+        counter.admit(np.arange(5))
+
+
+# --- statistics ---------------------------------------------------------------------------------
+
+GROUPS = ("sex=Female", "sex=Male")
+LAYOUTS = (
+    Layout(4, ("FNR",), GROUPS, basis="paper"),
+    Layout(2, ("FNR", "FPR"), GROUPS, partition=False, basis="split"),
+    Layout(3, clipped=True),
+)
+METHODS: tuple[Method, ...] = (MMDM(), Tran(), Unconstrained())
+
+
+def server(layout: Layout, method: Method, **others: Any) -> ServerSettings:
+    return ServerSettings(
+        layout=layout,
+        method=method,
+        optimizer=lambda w: torch.optim.SGD(w, lr=0.1),
+        rounds=4,
+        normaliser=3.0,
+        tolerance=0.02,
+        **others,
+    )
+
+
+def numbers_seeds(folder: Path) -> Iterator[bytes]:
+    usual = np.array([0.0, 1.0, -1.0, 3.0, 1e-3, math.inf, math.nan, 1e-40, 3e38, -0.0, 2.0, 7.0])
+    for choice in range(9):
+        yield bytes([choice]) + np.resize(usual, 60).astype("<f4").tobytes()
+        yield bytes([choice]) + np.resize(usual[:5], 60).astype("<f4").tobytes()
+
+
+def floats(data: bytes, width: int) -> Tensor:
+    """Rows of float32 numbers; what is left over is dropped."""
+    rows = len(data) // (4 * width)
+    found = np.frombuffer(data[: rows * 4 * width], dtype="<f4").reshape(rows, width)
+    return torch.from_numpy(found.copy())
+
+
+class Released:
+    """A federation that has released what it will."""
+
+    def __init__(self, vectors: Tensor) -> None:
+        self.vectors = vectors
+
+    def release(self, round: int, w: Tensor) -> Tensor:
+        return self.vectors[(round - 1) % len(self.vectors)].clone()
+
+
+def round_(folder: Path, data: bytes) -> None:
+    """Released totals of any numbers through four rounds of the server."""
+    choice = data[0] if data else 0
+    layout, method = LAYOUTS[choice % 3], METHODS[choice // 3 % 3]
+    if not layout.rates:
+        method = METHODS[2]
+    vectors = floats(data[1:], layout.size)
+    if not len(vectors):
+        return
+    rule = ("best", "last", "average")[choice // 9 % 3]
+    settings = server(layout, method, selection=rule, selection_window=1 + choice // 27 % 3)
+    outcome = serve(Released(vectors), torch.ones(layout.parameters), settings)
+    assert bool(outcome.w.isfinite().all()), "the model that is kept is not finite"
+    json.dumps(outcome.history, allow_nan=False)
+
+
+def clipping(folder: Path, data: bytes) -> None:
+    """Users' rows of any numbers: bounds hold, rubbish counts as zero, and stays its sender's."""
+    choice = data[0] if data else 0
+    layout = LAYOUTS[choice % 3]
+    counts = 2.0 if choice // 3 % 2 else None
+    sizes = Clipping(1.5, counts=counts, clipped_share=0.1 if layout.clipped else None)
+    rules = clip_rules(sizes.blocks(constrained=bool(layout.rates), selection=True), layout.slices)
+    rows = floats(data[1:], layout.size)
+    if not len(rows):
+        return
+    clipped = clip(DenseRows(rows, layout.slices), rules)
+    assert bool(clipped.isfinite().all())
+    for rule in rules:
+        block = torch.cat([clipped[:, place] for place in rule.places], dim=1).double()
+        norms = torch.linalg.vector_norm(block, rule.order, dim=1)
+        assert bool((norms <= rule.bound * (1 + 1e-4)).all()), (rule.name, norms)
+    bad = ~rows.isfinite().all(dim=1)
+    if not layout.clipped:
+        assert not bool(clipped[bad].any()), "rubbish was not zeroed"
+    total = clipped_sum(DenseRows(rows, layout.slices), rules)
+    assert torch.allclose(total, clipped.double().sum(dim=0), rtol=1e-4, atol=1e-4)
+    # Each alone sends what it sends in company.
+    for row, sent in zip(rows, clipped, strict=True):
+        alone = clipped_sum(DenseRows(row.unsqueeze(0), layout.slices), rules)
+        assert torch.allclose(alone, sent.double(), rtol=1e-5, atol=1e-6)
+
+
+TARGETS = {
+    "config": Target(config_seeds, config),
+    "chain": Target(chain_seeds, chain),
+    "roundlog": Target(roundlog_seeds, roundlog),
+    "checkpoint": Target(checkpoint_seeds, checkpoint),
+    "population": Target(population_seeds, population),
+    "schema": Target(schema_seeds, schema),
+    "npz": Target(npz_seeds, npz),
+    "withdrawals": Target(withdrawals_seeds, withdrawals),
+    "clipping": Target(numbers_seeds, clipping),
+    "round": Target(numbers_seeds, round_),
+}
