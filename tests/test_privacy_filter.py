@@ -25,9 +25,8 @@ from fpfl.privacy.filter import (
     _renyi,
     good_order,
     renyi_budget,
-    renyi_epsilon,
 )
-from fpfl.privacy.renyi import fixed_size_renyi
+from fpfl.privacy.renyi import fixed_size_renyi, renyi_epsilon
 
 dp = pytest.importorskip("dp_accounting")
 

@@ -14,6 +14,7 @@ import torch
 from conftest import make_population
 
 from fpfl import fnr_parity
+from fpfl.privacy.ledger import RunLedger
 from fpfl.server.ahead import ahead
 from fpfl.train import train
 
@@ -23,8 +24,10 @@ import torch
 from torch import nn
 sys.path.insert(0, {tests!r})
 from conftest import make_population
-from fpfl import Privacy, fnr_parity
+from pathlib import Path
+from fpfl import Privacy, RunFolder, fnr_parity
 from fpfl.server.ranks import join
+from fpfl.server.withdrawals import withdraw
 from fpfl.train import train
 
 torch.set_num_threads(1)
@@ -34,7 +37,19 @@ for kind in {kinds!r}:
     torch.manual_seed(ranks.rank)  # the first process's parameters count, whatever others have
     dropout = [nn.Dropout(0.3)] if kind == "dropout" else []
     model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), *dropout, nn.Linear(8, 1))
-    seed = None if kind.startswith("unseeded") else 0
+    seed = None if kind.startswith(("unseeded", "kept")) else 0
+    if kind == "kept":  # resumed with more rounds than its budget has room for, after withdrawals
+        folder = Path({folder!r}) / f"kept-{{ranks.size}}"
+        how = dict(cohort=25, constraint=fnr_parity("sex"), selection="last",
+                   privacy=Privacy(noise_multiplier=3.0, clip=1.0, budget=6.0))
+        data = make_population(users=60, mean=4.0)
+        train(model, data, rounds=8, folder=folder, **how)
+        if ranks.first:
+            withdraw(folder, range(30))
+        run = train(model, data, rounds=10_000, folder=RunFolder(folder, resume=True), **how)
+        assert 8 < len(run.history) < 10_000 and "budget is spent" in run.stopped
+        vectors[kind] = [len(run.history), *run.model[0].weight.detach().flatten().tolist()]
+        continue
     run = train(model, make_population(users=60, mean=4.0, seed=ranks.rank * (kind == "different")),
                 cohort=25, rounds=12, learning_rate=0.5, constraint=fnr_parity("sex"),
                 privacy=None if kind == "plain" else Privacy(noise_multiplier=1.0, clip=1.0),
@@ -49,7 +64,9 @@ SEEDED = ("plain", "private", "part", "dropout")
 def models(kinds: tuple[str, ...], processes: int, folder: Path) -> list[dict[str, list[float]]]:
     """Train in several processes; what each of them ended with."""
     script = folder / "training.py"
-    script.write_text(SCRIPT.format(kinds=kinds, tests=str(Path(__file__).parent)))
+    script.write_text(
+        SCRIPT.format(kinds=kinds, folder=str(folder), tests=str(Path(__file__).parent))
+    )
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone",
         "--nproc-per-node", str(processes), str(script),
@@ -73,6 +90,15 @@ def test_any_number_of_processes_gives_the_same_model(tmp_path) -> None:
         for kind in SEEDED:
             np.testing.assert_allclose(several[0][kind], alone[kind], rtol=1e-5, atol=1e-5)
         assert several[0]["unseeded"] != several[0]["unseeded again"]
+
+
+def test_several_processes_keep_one_run(tmp_path) -> None:
+    """One of them writes; all stop at the same round, and leave out the same users."""
+    first, second = models(("kept",), 2, tmp_path)
+    assert first == second
+    ledger = RunLedger.look(tmp_path / "kept-2" / "ledger.jsonl")
+    assert ledger.spent == first["kept"][0]
+    assert [r["users"] for r in ledger.chain.records if r["kind"] == "withdrawal"] == [30]
 
 
 def test_processes_with_different_data_are_refused(tmp_path) -> None:

@@ -25,7 +25,7 @@ _PIECES, _PIECE = 1024, 4096
 
 
 def data_fingerprint(data: FederatedDataset) -> str:
-    """A digest of a population: of every number in memory, of lazy features of evenly spaced pieces.
+    """A digest of a population: of every number in memory, of files of evenly spaced pieces.
 
     A population on disk may be larger than memory: a change between the pieces (1,024 of 4 KiB, the
     first and the last bytes among them) is not seen.
@@ -99,9 +99,9 @@ def environment() -> dict[str, Any]:
 
 def _bytes(tensor: Tensor) -> memoryview:
     array = tensor.detach().cpu().contiguous()
-    return (
-        memoryview(array.flatten().view(torch.uint8).numpy()) if array.numel() else memoryview(b"")
-    )
+    if not array.numel():
+        return memoryview(b"")
+    return array.flatten().view(torch.uint8).numpy().data
 
 
 def _source(thing: Any) -> bytes:

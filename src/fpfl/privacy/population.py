@@ -15,7 +15,8 @@ from typing import Any, Self, get_args
 from fpfl.privacy._checks import whole_number
 from fpfl.privacy.accounting import Neighbours
 from fpfl.privacy.charges import Charges, summary, title
-from fpfl.privacy.filter import Mechanism, PrivacyFilter, good_order, renyi_epsilon
+from fpfl.privacy.filter import Mechanism, PrivacyFilter, good_order
+from fpfl.privacy.renyi import renyi_epsilon
 from fpfl.privacy.rules import BudgetExhaustedError, checked_delta
 from fpfl.store.chain import Chain, ChainError
 

@@ -7,12 +7,14 @@ others may be shown, has only how many they are.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from fpfl.store.files import explained, write_all
 
 WITHDRAWALS = "withdrawals.txt"
+_INDEX = re.compile(rb"[0-9]{1,18}")
 
 
 def withdraw(folder: Path, users: Iterable[int]) -> None:
@@ -35,10 +37,14 @@ def read_withdrawals(path: Path) -> frozenset[int]:
     """
     if not path.exists():
         return frozenset()
-    whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
-    try:
-        return frozenset(int(line) for line in whole.splitlines() if line.strip())
-    except ValueError as error:
-        raise ValueError(
-            f"{path} must have one user's index on each line ({error}); correct it"
-        ) from error
+    # Bytes, and plain digits alone: what int() makes of signs, underscores and other alphabets'
+    # digits would leave out somebody who did not ask for it.
+    whole, _, _ = path.read_bytes().rpartition(b"\n")
+    lines = [line.strip() for line in whole.split(b"\n")]
+    for number, line in enumerate(lines, start=1):
+        if line and not _INDEX.fullmatch(line):
+            raise ValueError(
+                f"{path}, line {number}: {line[:40]!r} was given; expected one user's index on "
+                "each line, in plain digits. Correct it"
+            )
+    return frozenset(int(line) for line in lines if line)
