@@ -5,12 +5,14 @@ The sections are those of ``fpfl.train``; an unknown key is an error, not a sile
 
 from __future__ import annotations
 
+import math
 import tomllib
-import zipfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import nn
 
@@ -36,8 +38,18 @@ VERSION = 1
 """Of the config's format: a newer fpfl may read keys that this one does not know."""
 
 
+MOST_PARAMETERS = 10**9
+"""Of a perceptron: more are taken for a slip of the pen, before any memory is."""
+
+_COLUMNS = ("features", "labels", "attributes", "users")
+"""What an .npz file may hold; anything else in it is left alone."""
+
+_SHOWN = 5
+"""So many mistakes of a config are named at a time."""
+
+
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class SchemaConfig(_Section):
@@ -179,7 +191,7 @@ def load_config(path: str | Path) -> Config:
     """Read a config; a ValueError of one line says what is wrong with it, and where."""
     try:
         content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also of a number with thousands of digits
         raise ValueError(f"{path} is not a TOML file: {error}") from error
     version = content.get("version", VERSION)
     if isinstance(version, int) and version > VERSION:
@@ -276,16 +288,29 @@ def load_people(config: Config, path: Path) -> FederatedDataset:
 
 def _load_file(path: Path, declared: SchemaConfig, population: int | None) -> FederatedDataset:
     try:
-        file = np.load(path, allow_pickle=False)
+        # Mapped, so that a bare array, which is refused, is not read first.
+        file = np.load(path, mmap_mode="r", allow_pickle=False)
         if not isinstance(file, np.lib.npyio.NpzFile):
             raise ValueError("it holds one bare array")
         with file:
-            arrays = {name: file[name] for name in file.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} cannot be read as an .npz file: {error}") from error
+            found = sorted(file.files)
+            arrays = {name: file[name] for name in _COLUMNS if name in file.files}
+    except Exception as error:  # there is no telling what a damaged archive raises
+        raise ValueError(f"{path} cannot be read as an .npz file: {_reason(error)}") from error
+    # An entry that is no array is handed out as bytes.
+    arrays = {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
     missing = {"features", "labels"} - set(arrays)
     if missing:
-        raise ValueError(f"{path} lacks the arrays {sorted(missing)}; it has {sorted(arrays)}")
+        raise ValueError(f"{path} lacks the arrays {sorted(missing)}; it has {found}")
+    try:
+        return _dataset(arrays, declared, population)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: {_reason(error)}") from error
+
+
+def _dataset(
+    arrays: dict[str, NDArray[Any]], declared: SchemaConfig, population: int | None
+) -> FederatedDataset:
     schema = Schema(
         shape=tuple(arrays["features"].shape[1:]),
         classes=declared.classes if declared.label_range is None else None,
@@ -313,7 +338,15 @@ def _load_file(path: Path, declared: SchemaConfig, population: int | None) -> Fe
 def make_model(config: Config, schema: Schema) -> nn.Module:
     """The network that a config describes, with its initial parameters."""
     outputs = 1 if schema.classes in (None, 2) else int(schema.classes or 0)
-    inputs = int(np.prod(schema.shape))
+    inputs = math.prod(schema.shape)
+    sizes = [inputs, *config.model.hidden, outputs]
+    parameters = sum((before + 1) * after for before, after in pairwise(sizes))
+    if parameters > MOST_PARAMETERS:
+        raise ValueError(
+            f"a perceptron with layers of {sizes} units has {parameters} parameters; a config may "
+            f"ask for {MOST_PARAMETERS}. Use smaller layers (model.hidden), or fpfl.train with a "
+            "model of your own"
+        )
     return mlp(inputs, config.model.hidden, outputs, seed=config.training.seed)
 
 
@@ -365,10 +398,21 @@ def _optimizer(t: TrainingConfig) -> Any:
 
 def _one_line(error: ValidationError) -> str:
     parts = []
-    for item in error.errors():
-        where = ".".join(str(piece) for piece in item["loc"]) or "config"
+    for item in error.errors()[:_SHOWN]:
+        where = ".".join(_shown(piece) for piece in item["loc"]) or "config"
         what = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
             what = "there is no such key; remove it or correct its name"
         parts.append(f"{where}: {what}")
-    return "; ".join(parts)
+    more = error.error_count() - _SHOWN
+    return "; ".join([*parts, *([f"and {more} more"] if more > 0 else [])])
+
+
+def _shown(piece: int | str) -> str:
+    """A key as a message can hold it: TOML allows newlines in one, and a whole book."""
+    text = str(piece)
+    return text if text.isprintable() and len(text) < 80 else repr(text[:80])
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

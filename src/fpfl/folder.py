@@ -10,6 +10,7 @@ model.safetensors history.json result.json privacy.txt    the finished run
 from __future__ import annotations
 
 import json
+import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -37,12 +38,31 @@ from fpfl.privacy.statement import PrivacyStatement, round_up
 from fpfl.server.journal import Journal, Past, begin_state, check_charges, read_past
 from fpfl.server.ranks import Ranks
 from fpfl.server.state import ServerState
+from fpfl.server.withdrawals import WITHDRAWALS, read_withdrawals
+from fpfl.store.chain import ChainError
 from fpfl.store.files import explained, write_whole
+from fpfl.store.locks import held
 
 FORMAT = 1
 LEDGER = "ledger.jsonl"
 _BEGINNING = ("run.json", "schema.json", "environment.json", "checkpoint-00000000.safetensors")
 """What is written before the ledger, with which a run has begun."""
+_ABOUT = {
+    "run": str,
+    "simulation": bool,
+    "strict": bool,
+    "settings": dict,
+    "fingerprints": dict,
+    "population_ledger": str | None,
+}
+"""What ``run.json`` has besides its format."""
+_RECORDS = {
+    "open": ("folder", "population"),
+    "resume": ("folder", "settings"),
+    "finish": ("rounds",),
+    "evaluation": ("epsilon", "delta"),
+}
+"""What is asked of a ledger's records after they were read."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +124,11 @@ class Begun:
     simulation: bool
     strict: bool
 
+    @property
+    def cap(self) -> int | None:
+        """How often one user may take part, where that is limited."""
+        return None if self.plan is None else self.plan.max_participations
+
 
 def begun_with(
     folder: RunFolder,
@@ -164,7 +189,7 @@ def noise_kept(folder: RunFolder, privacy: Privacy) -> Privacy:
     if not folder.resume:
         return privacy
     about = read_about(folder.path)
-    ledger = RunLedger.look(folder.path / LEDGER)
+    ledger = look(folder.path)
     before = (ledger.settings or about["settings"])["privacy"] or {}
     if ledger.mechanism is None or privacy.epsilon is None:
         return privacy
@@ -209,17 +234,18 @@ def opened(folder: RunFolder, begun: Begun, state: ServerState, ranks: Ranks) ->
     """
     if not ranks.first:
         ranks.numbers_from_first([0])
-        return Kept(read_past(folder.path, begun.simulation), None)
-    ledger = _resume(folder, begun) if folder.resume else _begin(folder, begun, state)
+        return Kept(read_past(folder.path, begun.simulation, begun.cap), None)
+    if folder.resume:
+        _check_first(folder, begun, state)
+    ledger = _resume(folder) if folder.resume else _begin(folder, begun, state)
     try:
-        past = read_past(folder.path, begun.simulation)
+        past = read_past(folder.path, begun.simulation, begun.cap)
         past = replace(past, notes=(*past.notes, *check_charges(folder.path, past, ledger)))
         for part in folder.path.glob(".*.part"):  # files that a crash kept from becoming any
             part.unlink()
         if folder.resume:
             _go_on(folder, begun, past, ledger)
-        capped = begun.plan is not None and begun.plan.max_participations is not None
-        every = folder.checkpoint_every
+        every, capped = folder.checkpoint_every, begun.cap is not None
         journal = Journal(folder.path, past, ledger, every=every, capped=capped)
     except BaseException:
         ledger.close()
@@ -267,19 +293,90 @@ def _begin(folder: RunFolder, begun: Begun, state: ServerState) -> RunLedger:
     )
 
 
-def _resume(folder: RunFolder, begun: Begun) -> RunLedger:
-    """Open the ledger of a run that goes on, after checking that it may."""
-    about = read_about(folder.path)
+def _check_first(folder: RunFolder, begun: Begun, state: ServerState) -> None:
+    """Read all that a run goes on from, and write nothing: what is wrong is left as it was found.
+
+    Opening a ledger to write ends a line that was cut off, and so changes the file.
+    """
+    path = folder.path
+    about = read_about(path)
     changed = _changed(about, begun)
     if about["strict"] and changed:
         raise ValueError(
-            f"this seeded run was begun with other {' and '.join(changed)}: drawing the same "
-            "random numbers again with these would not give the same run, and where noise is "
-            "seeded it would reveal the difference. Resume it as it was begun, or start a new run"
+            f"the seeded run in {path} was begun with other {' and '.join(changed)}: "
+            "drawing the same random numbers again with these would not give the same run, and "
+            "where noise is seeded it would reveal the difference. Resume it as it was begun, or "
+            "start a new run"
         )
-    given = folder.ledger or about["population_ledger"]
+    file = os.open(path / LEDGER, os.O_RDONLY)
+    try:
+        with held(file, path / LEDGER, "LOCK_SH", 0.0):
+            ledger = look(path)
+            past = read_past(path, begun.simulation, begun.cap)
+            check_charges(path, past, ledger)
+    finally:
+        os.close(file)
+    if ledger.run != about["run"]:
+        raise ValueError(
+            f"{path / 'run.json'} and {path / LEDGER} are of two different runs; put back the one "
+            "that belongs to the other"
+        )
+    _check_same_kind(path, begun, ledger)
+    _check_state(path, past.state, state)
+    if past.state.optimizer:
+        old = (ledger.settings or about["settings"]).get("optimizer")
+        kinds = [(given or {"kind": "SGD"})["kind"] for given in (old, begun.settings["optimizer"])]
+        if kinds[0] != kinds[1]:
+            raise ValueError(
+                f"the run in {path} has the state of the optimiser {kinds[0]}, which "
+                f"{kinds[1]} cannot go on with: resume it with {kinds[0]}"
+            )
+    users, population = read_withdrawals(path / WITHDRAWALS), begun.settings["population"]
+    if users and max(users) >= population:
+        raise ValueError(
+            f"{path / WITHDRAWALS} names user {max(users)}; indices run from 0 to "
+            f"{population - 1}. Correct it"
+        )
+
+
+def _check_same_kind(path: Path, begun: Begun, ledger: RunLedger) -> None:
+    """Refuse to go on with less privacy than is charged for."""
+    if ledger.terms is not None and begun.plan is None:
+        raise ValueError(
+            f"the run in {path} is private and cannot go on without privacy: what it would release "
+            "has no noise, and no charge would be enough for it. Start a new run"
+        )
+    if begun.simulation and not ledger.simulation:
+        raise ValueError(
+            f"the run in {path} has noise from the system's randomness and cannot go on with a "
+            "noise_seed: whoever has the seed takes the noise off. Leave it out, or start a new run"
+        )
+
+
+def _check_state(path: Path, old: ServerState, new: ServerState) -> None:
+    """Refuse a model or a constraint that the state of the run does not go with."""
+    for what, one, other in (
+        ("parameters", old.w, new.w),
+        ("multipliers", old.method.multipliers, new.method.multipliers),
+    ):
+        if (one.shape, one.dtype) != (other.shape, other.dtype):
+            raise ValueError(
+                f"the run in {path} has {what} of shape {tuple(one.shape)} ({one.dtype}); with "
+                f"this model and constraint they have {tuple(other.shape)} ({other.dtype}). Resume "
+                "it with those that it was begun with"
+            )
+
+
+def _resume(folder: RunFolder) -> RunLedger:
+    """Open the ledger of a run that goes on."""
+    given = folder.ledger or read_about(folder.path)["population_ledger"]
     population = None if given is None else PopulationLedger.open(Path(given))
-    return RunLedger.open(folder.path / LEDGER, population=population, moved=folder.moved)
+    try:
+        return RunLedger.open(folder.path / LEDGER, population=population, moved=folder.moved)
+    except BaseException:
+        if population is not None:
+            population.close()
+        raise
 
 
 def _go_on(folder: RunFolder, begun: Begun, past: Past, ledger: RunLedger) -> None:
@@ -311,8 +408,10 @@ def read_about(path: Path) -> dict[str, Any]:
     file = path / "run.json"
     try:
         about = json.loads(file.read_text(encoding="utf-8"))
-        version = int(about["format"])
-    except (ValueError, TypeError, KeyError, OSError) as error:
+        version = about["format"]
+        if type(version) is not int:
+            raise TypeError(f"its format is {version!r}")
+    except (ValueError, TypeError, KeyError, OSError, RecursionError) as error:
         raise ValueError(
             f"{file} is not what a run writes ({error!r}); put an intact copy in its place"
         ) from error
@@ -321,22 +420,38 @@ def read_about(path: Path) -> dict[str, Any]:
             f"{path} was written by a newer fpfl (format {version}; this one reads up to {FORMAT}):"
             " upgrade fpfl to resume it"
         )
-    missing = {
-        "run",
-        "simulation",
-        "strict",
-        "settings",
-        "fingerprints",
-        "population_ledger",
-    } - set(about)
-    if missing:
-        raise ValueError(f"{file} lacks {sorted(missing)}; put an intact copy in its place")
+    wrong = [name for name, kind in _ABOUT.items() if not isinstance(about.get(name, ...), kind)]
+    if not wrong:
+        settings = about["settings"]
+        good = isinstance(settings.get("privacy", ...), dict | None)
+        wrong = [] if good and type(settings.get("population")) is int else ["settings"]
+    if wrong:
+        raise ValueError(
+            f"{file} lacks {wrong}, or has something else in their places; put an intact copy in "
+            "its place"
+        )
     return dict(about)
+
+
+def look(path: Path) -> RunLedger:
+    """The ledger in a run folder as it is now; one that is in order and not a run's is refused."""
+    try:
+        with RunLedger.look(path / LEDGER) as ledger:
+            # Every record but the last is vouched for by the one after it.
+            for record in ledger.chain.records:
+                for name in _RECORDS.get(record["kind"], ()):
+                    record[name]
+            return ledger
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ChainError(
+            f"{path / LEDGER} is not the ledger of a run ({error!r}); put an intact copy in its "
+            "place"
+        ) from error
 
 
 def finished(path: Path) -> bool:
     """Whether the run in a folder is finished: it ended, and was not resumed since."""
-    return RunLedger.look(path / LEDGER).finished
+    return look(path).finished
 
 
 def _terms(begun: Begun) -> Terms | None:

@@ -16,14 +16,15 @@ from torch import Tensor
 TINY = 512
 """A result of so many numbers is computed in double precision throughout."""
 
-PIECE = 256
+PIECE = 128
 """Rows that are added in their own precision, all pieces at once."""
 
 NARROW, SMALL = 8, 2**12
 """So many weights per row, or numbers in the result, leave room for the sums of all pieces."""
 
-LONG_PIECE = 1024
-"""Rows that are added in their own precision where there is none: one piece after the other."""
+LONG_PIECE, GROUP = 1024, 32
+"""Rows that are added in their own precision where there is none: one piece after the other, or so
+many at once on a GPU."""
 
 
 def weighted_sum(weights: Tensor, rows: Tensor) -> Tensor:
@@ -36,21 +37,35 @@ def weighted_sum(weights: Tensor, rows: Tensor) -> Tensor:
     if numbers <= TINY:
         return weights.double() @ rows.double()
     if len(weights) <= NARROW or numbers <= SMALL:
-        return _pieces_at_once(weights, rows)
+        return _pieces_at_once(weights, rows, PIECE)
+    if rows.is_cuda:  # where calls cost more than room
+        return _groups_of_pieces(weights, rows)
     if len(rows) <= LONG_PIECE:
         return weights @ rows
     total = rows.new_zeros(len(weights), rows.shape[1], dtype=torch.float64)
-    for left, right in zip(weights.split(LONG_PIECE, 1), rows.split(LONG_PIECE), strict=True):
+    parts = torch.split(weights, LONG_PIECE, dim=1), torch.split(rows, LONG_PIECE)
+    for left, right in zip(*parts, strict=True):
         total += left @ right
     return total
 
 
-def _pieces_at_once(weights: Tensor, rows: Tensor) -> Tensor:
-    whole = len(rows) - len(rows) % PIECE
-    if whole == 0 or len(rows) == PIECE:
+def _groups_of_pieces(weights: Tensor, rows: Tensor) -> Tensor:
+    if len(rows) <= GROUP * LONG_PIECE:
+        return _pieces_at_once(weights, rows, LONG_PIECE)
+    total = rows.new_zeros(len(weights), rows.shape[1], dtype=torch.float64)
+    size = GROUP * LONG_PIECE
+    parts = torch.split(weights, size, dim=1), torch.split(rows, size)
+    for left, right in zip(*parts, strict=True):
+        total += _pieces_at_once(left, right, LONG_PIECE)
+    return total
+
+
+def _pieces_at_once(weights: Tensor, rows: Tensor, piece: int) -> Tensor:
+    whole = len(rows) - len(rows) % piece
+    if whole == 0 or len(rows) == piece:
         return weights @ rows
-    left = weights[:, :whole].unflatten(1, (-1, PIECE)).transpose(0, 1)
-    right = rows[:whole].unflatten(0, (-1, PIECE))
+    left = weights[:, :whole].reshape(len(weights), -1, piece).transpose(0, 1)
+    right = rows[:whole].reshape(-1, piece, rows.shape[1])
     total = torch.bmm(left, right).sum(dim=0, dtype=torch.float64)
     if whole < len(rows):
         total += weights[:, whole:] @ rows[whole:]

@@ -19,6 +19,10 @@ from fpfl.data.schema import Schema
 from fpfl.randomness import stream
 
 
+MOST_MISSING = 2**31
+"""So many users without samples are taken for a slip of the pen: 16 GiB of offsets."""
+
+
 @dataclass(frozen=True)
 class FederatedDataset:
     """A population of users and their samples.
@@ -95,6 +99,11 @@ class FederatedDataset:
             if len(y) == n and len(a) == n:
                 x, y, a = x[order], y[order], a[order]
         missing = (schema.population or 0) - len(sizes)
+        if missing > MOST_MISSING:
+            raise ValueError(
+                f"the schema declares a population of {schema.population}, and {len(sizes)} users "
+                "have samples: too many without any for a dataset in memory. Correct the number"
+            )
         if missing > 0:
             sizes = np.concatenate([sizes, np.zeros(missing, dtype=np.int64)])
         return cls(x, y, a, _offsets(sizes), schema)
@@ -295,13 +304,15 @@ def _tensor(values: ArrayLike | Tensor, *, exact: bool = False) -> Tensor:
         return values
     array = np.asarray(values)
     if array.dtype == np.float64 and not exact:
-        array = array.astype(np.float32)
-    if array.dtype.kind not in "fiub":
+        with np.errstate(over="ignore"):  # what becomes infinite is refused as that
+            array = array.astype(np.float32)
+    if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
         raise ValueError(
-            f"values of type {array.dtype} were given; expected numbers (encode text columns as "
-            "codes of the schema's values, or one-hot)"
+            f"values of type {array.dtype} were given; expected numbers of up to 64 bits (encode "
+            "text columns as codes of the schema's values, or one-hot)"
         )
-    return torch.from_numpy(np.ascontiguousarray(array))
+    native = array.dtype.newbyteorder("=")  # torch knows no other
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=native))
 
 
 def _whole(values: Tensor) -> Tensor:

@@ -84,7 +84,7 @@ def _read_schema(path: Path) -> Schema:
         if content["version"] != VERSION:
             raise ValueError(f"its version is {content['version']}, this fpfl reads {VERSION}")
         return Schema.from_dict(content["schema"])
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         raise ValueError(f"{path} is not the schema of a population: {what}") from error
 

@@ -6,7 +6,10 @@ read from the users' data: reading them would be a release that no accountant ha
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from numbers import Integral, Real
 from typing import Any, Literal
 
 from fpfl.fairness.groups import Attribute
@@ -50,6 +53,7 @@ class Schema:
     def __post_init__(self) -> None:
         shape = (self.shape,) if isinstance(self.shape, int) else tuple(self.shape)
         object.__setattr__(self, "shape", shape)
+        self._check_types()
         if self.classes is None:
             if self.label_range is None or not self.label_range[0] < self.label_range[1]:
                 raise ValueError(
@@ -70,6 +74,25 @@ class Schema:
             raise ValueError(f"the population is {self.population}; it must be at least 1")
         if self.samples_per_user is not None and not self.samples_per_user > 0:
             raise ValueError(f"samples_per_user is {self.samples_per_user}; it must be positive")
+
+    def _check_types(self) -> None:
+        """Refuse what is no number or text in the place of one: a file may hold anything."""
+        for what, good, expected in (
+            ("shape", _each(self.shape, _size), "whole numbers, e.g. (28, 28)"),
+            ("classes", self.classes is None or _whole(self.classes), "a whole number or None"),
+            ("label_range", self.label_range is None or _range(self.label_range), "(low, high)"),
+            ("attributes", _each(self.attributes, _named), "Attribute objects, with texts"),
+            ("feature_names", _maybe_each(self.feature_names, _text), "a text for each column"),
+            ("feature_ranges", _maybe_each(self.feature_ranges, _range), "(low, high) for each"),
+            ("population", self.population is None or _whole(self.population), "a whole number"),
+            (
+                "samples_per_user",
+                self.samples_per_user is None or _finite(self.samples_per_user),
+                "a finite number",
+            ),
+        ):
+            if not good:
+                raise ValueError(f"{what} is {getattr(self, what)!r}; expected {expected}")
 
     @property
     def task(self) -> Task:
@@ -99,6 +122,45 @@ class Schema:
             for attribute in content.get("attributes", ())
         ]
         return cls(**values | {"attributes": tuple(attributes)})
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _size(value: object) -> bool:
+    return isinstance(value, Integral) and _whole(value) and int(value) >= 0
+
+
+def _finite(value: Any) -> bool:
+    # Compared, not converted: a whole number may be too large for a float.
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    return number and bool(abs(value) <= sys.float_info.max)
+
+
+def _text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _range(value: object) -> bool:
+    return _each(value, _finite) and len(value) == 2  # type: ignore[arg-type]
+
+
+def _named(value: object) -> bool:
+    return (
+        isinstance(value, Attribute)
+        and _each((value.name, *value.values), _text)
+        and not isinstance(value.values, str)
+        and value.unknown in (True, False)
+    )
+
+
+def _each(values: object, good: Callable[[object], bool]) -> bool:
+    return isinstance(values, Sequence) and not _text(values) and all(map(good, values))
+
+
+def _maybe_each(values: object, good: Callable[[object], bool]) -> bool:
+    return values is None or _each(values, good)
 
 
 def _tuples(value: Any) -> Any:

@@ -9,7 +9,8 @@ disk costs little. After a crash the logged totals are used again, never drawn a
 from __future__ import annotations
 
 import json
-from concurrent.futures import Future, ThreadPoolExecutor
+import os
+import re
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -22,10 +23,15 @@ from torch import Tensor
 from fpfl.privacy.ledger import RunLedger
 from fpfl.server.state import CLASSES, ServerState
 from fpfl.server.withdrawals import WITHDRAWALS, read_withdrawals
+from fpfl.store.background import Background
 from fpfl.store.chain import ChainError
 from fpfl.store.checkpoints import DamagedError, load_checkpoint, save_checkpoint
-from fpfl.store.roundlog import RoundLog, read_rounds
+from fpfl.store.roundlog import Record, RoundLog, read_rounds
 
+_NAME = re.compile(
+    r"(?P<kind>checkpoint|totals|cohorts)-((?P<session>[0-9]{4,})-)?(?P<round>[0-9]{8,})"
+    r"\.(safetensors|bin)"
+)
 LOG_BUDGET = 256 * 2**20
 """Bytes of logged totals after which a checkpoint is made, however few rounds that took."""
 
@@ -72,13 +78,15 @@ class Journal:
         self.folder, self.ledger, self.every = folder, ledger, every
         self.next_round = past.next_round
         sessions = sum(r["kind"] in ("open", "resume") for r in ledger.chain.records)
+        logs = _files(folder, "totals") + _files(folder, "cohorts")
+        sessions = max([sessions, *(1 + _place(path)[0] for path in logs)])
         self._name = f"{sessions:04d}-{{:08d}}.bin"
         self._log = self._new("totals", self.next_round)
         self._cohorts = self._new("cohorts", self.next_round) if capped else None
         self._rows: list[str] = []
-        self._pool = ThreadPoolExecutor(1, "fpfl-ledger")
-        self._syncing: Future[None] | None = None
+        self._syncing = Background(ledger.sync, "fpfl-ledger")
         self._withdrawn: frozenset[int] = frozenset()
+        self._withdrawals = os.fspath(folder / WITHDRAWALS)
         self._seen: tuple[int, int] | None = None
 
     # --- a round ------------------------------------------------------------------------------
@@ -87,7 +95,7 @@ class Journal:
         """Write a round's charge and let the disk have it; a spent budget is an error."""
         self.ledger.charge(round)
         if self.ledger.terms is not None:
-            self._syncing = self._pool.submit(self.ledger.sync)
+            self._syncing.start()
 
     def drawn(self, round: int, users: NDArray[np.int64]) -> None:
         """Write down who takes part, where that is counted."""
@@ -96,9 +104,7 @@ class Journal:
 
     def wait(self) -> None:
         """Wait until the charge is on the disk: nothing may leave the third party before."""
-        if self._syncing is not None:
-            self._syncing.result()
-            self._syncing = None
+        self._syncing.wait()
         if self._cohorts is not None:
             self._cohorts.sync()
 
@@ -115,15 +121,16 @@ class Journal:
         """
         population = self.ledger.population
         users = frozenset() if population is None else population.withdrawn()
-        path = self.folder / WITHDRAWALS
-        seen = None
-        if path.exists():
-            about = path.stat()
+        path = self._withdrawals
+        try:
+            about = os.stat(path)
             seen = (about.st_size, about.st_mtime_ns)
+        except FileNotFoundError:
+            seen = None
         if seen == self._seen and users <= self._withdrawn:
             return None
         self._seen = seen
-        users |= read_withdrawals(path)
+        users |= read_withdrawals(Path(path))
         if users == self._withdrawn:
             return None
         self._withdrawn = users
@@ -147,11 +154,13 @@ class Journal:
 
     def close(self) -> None:
         """Close all files; others may open the run."""
-        self._pool.shutdown(wait=True)
-        self._log.close()
-        if self._cohorts is not None:
-            self._cohorts.close()
-        self.ledger.close()
+        try:
+            self._syncing.close()
+        finally:
+            self._log.close()
+            if self._cohorts is not None:
+                self._cohorts.close()
+            self.ledger.close()
 
     def _new(self, kind: str, round: int) -> RoundLog:
         return RoundLog(self.folder / f"{kind}-{self._name.format(round)}")
@@ -162,8 +171,15 @@ def begin_state(folder: Path, state: ServerState) -> None:
     _save(folder, state, "[]")
 
 
-def read_past(folder: Path, simulation: bool) -> Past:
-    """Read what a run folder has; a file that is damaged is an error, and nothing is changed."""
+def read_past(folder: Path, simulation: bool, cap: int | None = None) -> Past:
+    """Read what a run folder has; a file that is damaged is an error, and nothing is changed.
+
+    With a ``cap`` on participations it has to say who took part in every round.
+    """
+    odd = [p for kind in ("checkpoint", "totals", "cohorts") for p in _files(folder, kind)]
+    odd = [path for path in odd if not path.is_file()]
+    if odd:
+        raise DamagedError(f"{odd[0]} is not a file; put back what was there")
     kept = _files(folder, "checkpoint")
     if not kept:
         raise DamagedError(f"{folder} has no checkpoint; put back what was taken out of it")
@@ -174,8 +190,15 @@ def read_past(folder: Path, simulation: bool) -> Past:
     totals: dict[int, Tensor] = {}
     notes: list[str] = []
     for path in _files(folder, "totals"):
-        records, torn = read_rounds(path)
-        totals |= {r: torch.from_numpy(v) for r, v in records if r > state.round}
+        records, torn = _logged(path, "f")
+        for round, v in records:
+            if round in totals and not np.array_equal(totals[round].numpy(), v, equal_nan=True):
+                raise DamagedError(
+                    f"{path} has other totals of round {round} than a log before it: the two are "
+                    "not of one run. Put back what was there"
+                )
+            if round > state.round:
+                totals[round] = torch.from_numpy(v)
         if torn:
             notes.append(f"{path.name} ends in the middle of a round, which is left out")
     missing = set(range(state.round + 1, state.round + 1 + len(totals))) - totals.keys()
@@ -185,7 +208,7 @@ def read_past(folder: Path, simulation: bool) -> Past:
             "ones; put back what was taken out of it"
         )
     past = Past(state, totals, {}, tuple(notes))
-    return replace(past, participations=_participations(folder, simulation, past.next_round))
+    return replace(past, participations=_participations(folder, simulation, past.next_round, cap))
 
 
 def check_charges(folder: Path, past: Past, ledger: RunLedger) -> list[str]:
@@ -206,16 +229,48 @@ def check_charges(folder: Path, past: Past, ledger: RunLedger) -> list[str]:
     ]
 
 
-def _participations(folder: Path, simulation: bool, next_round: int) -> dict[int, int]:
+def _participations(
+    folder: Path, simulation: bool, next_round: int, cap: int | None
+) -> dict[int, int]:
     """How often each user took part, as written down; rounds that a crash lost count, too."""
-    cohorts: list[NDArray[np.int64]] = [np.zeros(0, dtype=np.int64)]
+    drawn: dict[int, list[NDArray[np.int64]]] = {}
     for path in _files(folder, "cohorts"):
-        for round, users in read_rounds(path)[0]:
-            # A simulation draws a lost round's users again: they will be counted then.
-            if not simulation or round < next_round:
-                cohorts.append(users)
-    users, counts = np.unique(np.concatenate(cohorts), return_counts=True)
+        for round, users in _logged(path, "i")[0]:
+            # A simulation draws a lost round's users again: only the last time counts.
+            before = [] if simulation else drawn.get(round, [])
+            drawn[round] = [*before, users]
+    if simulation:
+        drawn = {round: users for round, users in drawn.items() if round < next_round}
+    missing = set(range(1, next_round)) - drawn.keys()
+    if cap is not None and missing:
+        raise DamagedError(
+            f"{folder} does not say who took part in round {min(missing)}, and participations are "
+            f"capped at {cap}: a log of cohorts was taken out of it (put it back), or the run was "
+            "begun without a cap (go on without one)"
+        )
+    everyone = [users for cohorts in drawn.values() for users in cohorts]
+    together = np.concatenate([np.zeros(0, np.int64), *everyone])
+    users, counts = np.unique(together, return_counts=True)
+    if cap is not None and counts.size and counts.max() > cap:
+        raise DamagedError(
+            f"by the logs of cohorts in {folder} a user has taken part {counts.max()} times, more "
+            f"than the cap of {cap}: resume with the cap that the run was begun with, and without "
+            "copies of logs beside them"
+        )
     return dict(zip(users.tolist(), counts.tolist(), strict=True))
+
+
+def _logged(path: Path, kind: str) -> tuple[list[Record], bool]:
+    """A log's records, and whether a torn one follows; they go on from the round in its name."""
+    records, torn = read_rounds(path)
+    for expected, (round, numbers) in enumerate(records, start=_round(path)):
+        if (round, numbers.dtype.kind) != (expected, kind):
+            raise DamagedError(
+                f"{path} has a record of round {round}, {numbers.dtype} numbers, in the place of "
+                f"round {expected}: that is not what was written there. Put an intact copy in its "
+                "place; nothing was changed"
+            )
+    return records, torn
 
 
 def _save(folder: Path, state: ServerState, history: str) -> None:
@@ -236,10 +291,20 @@ def _prune(folder: Path) -> None:
 
 
 def _files(folder: Path, kind: str) -> list[Path]:
-    """The files of a kind in the order in which they were written."""
-    return sorted(folder.glob(f"{kind}-*[0-9].*"))
+    """The files of a kind in the order in which they were written.
+
+    Anything else, e.g. a copy that somebody made under another name, is not the run's.
+    """
+    named = [(path, _NAME.fullmatch(path.name)) for path in folder.iterdir()]
+    return sorted((path for path, name in named if name and name["kind"] == kind), key=_place)
+
+
+def _place(path: Path) -> tuple[int, int]:
+    """The session and the round in a file's name: of a checkpoint its own, of a log the first."""
+    name = _NAME.fullmatch(path.name)
+    assert name is not None  # `_files` found it by that
+    return int(name["session"] or 0), int(name["round"])
 
 
 def _round(path: Path) -> int:
-    """The round in a file's name: of a checkpoint its own, of a log the first."""
-    return int(path.stem.rpartition("-")[2])
+    return _place(path)[1]

@@ -95,11 +95,11 @@ class Simulation:
         spent: BudgetExhaustedError | None = None
         users: frozenset[int] | None = None
         if self.journal is not None:
+            users = self.journal.withdrawn(first)
             try:
                 self.journal.charge(round)
             except BudgetExhaustedError as error:
                 spent = error
-            users = self.journal.withdrawn(first)
         if self.ranks.size > 1:
             spent, users = self._agreed(spent, users)
         if spent is not None:

@@ -15,6 +15,8 @@ from fpfl.store.files import explained, write_all
 
 WITHDRAWALS = "withdrawals.txt"
 _INDEX = re.compile(rb"[0-9]{1,18}")
+_TORN = b"?"
+"""Ends a line that a crash or a full disk cut off: what is left of it names nobody."""
 
 
 def withdraw(folder: Path, users: Iterable[int]) -> None:
@@ -22,8 +24,11 @@ def withdraw(folder: Path, users: Iterable[int]) -> None:
     lines = "".join(f"{int(user)}\n" for user in users).encode()
     path = folder / WITHDRAWALS
     with explained(path, "The withdrawal was not recorded"):
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
+            size = os.fstat(file).st_size
+            if size and os.pread(file, 1, size - 1) != b"\n":
+                lines = _TORN + b"\n" + lines
             write_all(file, lines)
             os.fsync(file)
         finally:
@@ -33,18 +38,21 @@ def withdraw(folder: Path, users: Iterable[int]) -> None:
 def read_withdrawals(path: Path) -> frozenset[int]:
     """The users on a list; none where there is no list.
 
-    A last line that is not finished is not read: half of a number names somebody else.
+    A line that was not finished is not read: half of a number names somebody else.
     """
     if not path.exists():
         return frozenset()
     # Bytes, and plain digits alone: what int() makes of signs, underscores and other alphabets'
     # digits would leave out somebody who did not ask for it.
     whole, _, _ = path.read_bytes().rpartition(b"\n")
-    lines = [line.strip() for line in whole.split(b"\n")]
-    for number, line in enumerate(lines, start=1):
-        if line and not _INDEX.fullmatch(line):
+    users = set()
+    for number, line in enumerate(map(bytes.strip, whole.split(b"\n")), start=1):
+        if not line or line.endswith(_TORN):
+            continue
+        if not _INDEX.fullmatch(line):
             raise ValueError(
-                f"{path}, line {number}: {line[:40]!r} was given; expected one user's index on "
-                "each line, in plain digits. Correct it"
+                f"{path}, line {number} is {line[:40]!r}; expected one user's index on each line, "
+                "in plain digits. Correct it"
             )
-    return frozenset(int(line) for line in lines if line)
+        users.add(int(line))
+    return frozenset(users)

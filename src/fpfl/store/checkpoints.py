@@ -43,11 +43,12 @@ def load_checkpoint(path: Path, classes: Mapping[str, type]) -> tuple[Any, str]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, RuntimeError) as error:
         raise DamagedError(_damaged(path, str(error))) from error
-    if not about.get("format", "").isdecimal():
+    form = about.get("format", "")
+    if not (form.isascii() and form.isdecimal() and len(form) < 9):
         raise DamagedError(_damaged(path, "it has no format of fpfl"))
-    if int(about["format"]) > FORMAT:
+    if int(form) > FORMAT:
         raise ValueError(
-            f"{path} was written by a newer fpfl (format {about['format']}; this one reads up to "
+            f"{path} was written by a newer fpfl (format {form}; this one reads up to "
             f"{FORMAT}): upgrade fpfl to read it"
         )
     text = about.get("text", "")
@@ -56,7 +57,7 @@ def load_checkpoint(path: Path, classes: Mapping[str, type]) -> tuple[Any, str]:
     try:
         ordered = [tensors[str(i)] for i in range(len(tensors))]
         return decode(json.loads(about["state"]), ordered, classes), text
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise DamagedError(_damaged(path, f"its state cannot be read ({error!r})")) from error
 
 

@@ -39,12 +39,12 @@ class RoundLog:
     def append(self, round: int, numbers: NDArray[Any]) -> None:
         """Write a round's numbers. They survive the process at once, a power cut once synced."""
         numbers = np.ascontiguousarray(numbers)
-        body = numbers.data.cast("B") if numbers.size else b""
+        body = numbers.tobytes()
         kind = numbers.dtype.str.encode()
         head = _HEAD.pack(_MAGIC, round, kind, numbers.size, _digest(body))
         advice = f"Round {round} is charged; its totals were not used. Free space, then resume"
         with explained(self.path, advice):
-            write_all(self._file, b"".join((head, body)))
+            write_all(self._file, head + body)
         self.bytes += len(head) + len(body)
 
     def sync(self) -> None:
