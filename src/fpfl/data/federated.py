@@ -18,7 +18,6 @@ from fpfl.data.prefetch import prefetch
 from fpfl.data.schema import Schema
 from fpfl.randomness import stream
 
-
 MOST_MISSING = 2**31
 """So many users without samples are taken for a slip of the pen: 16 GiB of offsets."""
 

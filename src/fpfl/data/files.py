@@ -85,7 +85,7 @@ def _read_schema(path: Path) -> Schema:
             raise ValueError(f"its version is {content['version']}, this fpfl reads {VERSION}")
         return Schema.from_dict(content["schema"])
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        what = f"it lacks {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
         raise ValueError(f"{path} is not the schema of a population: {what}") from error
 
 
@@ -94,8 +94,9 @@ def _mapped(path: Path) -> np.memmap[Any, Any]:
         # Read-only: a private writable mapping may not be larger than the machine's memory.
         array = npy.open_memmap(path, mode="r")
     except Exception as error:  # there is no telling what a damaged header raises
+        reason = " ".join(str(error).split())
         raise ValueError(
-            f"{path} cannot be mapped as a NumPy array ({error}); it may be cut short or damaged: "
+            f"{path} cannot be mapped as a NumPy array ({reason}); it may be cut short or damaged: "
             "write the population again"
         ) from error
     size, used = path.stat().st_size, array.offset + array.nbytes
