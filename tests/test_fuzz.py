@@ -205,7 +205,8 @@ VALID: list[dict[str, Any]] = [
 # Nothing between what is small and what nobody has memory for: a test must not fill a machine.
 WHOLE = st.sampled_from([0, 1, 2, 3, -1, 10**12, 2**63, 2**64, -(10**20), 10**30, 10**400])
 REAL = st.sampled_from(
-    [0.0, -0.0, 0.5, 1.0, -1.0, math.nan, math.inf, -math.inf, 1e300, 1e-300, 5e-324, 1e18]
+    [0.0, -0.0, 0.5, 1.0, -1.0, math.nan, math.inf, -math.inf, 1e300, 1e-300, 5e-324, 1e18, 1e30, 1e-30,
+     1e-9, 100.0, 0.99]
 )
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 KEYS = sorted({key for valid in VALID for part in valid.values() if isinstance(part, dict)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import nn
 
 from fpfl.data.adult import load_adult
@@ -48,6 +48,18 @@ _SHOWN = 5
 """So many mistakes of a config are named at a time."""
 
 
+def _sensible(value: float) -> float:
+    """Refuse what leaves the range of 32-bit numbers, or whose square leaves that of 64 bits."""
+    if value and not 1e-30 <= abs(value) <= 1e30:
+        raise ValueError(f"{value:g} is beyond all sense; give 0, or a size from 1e-30 to 1e30")
+    return value
+
+
+Number = Annotated[float, AfterValidator(_sensible)]
+Whole = Annotated[int, Field(ge=-(2**53), le=2**53)]
+"""What a float holds exactly."""
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -55,13 +67,13 @@ class _Section(BaseModel):
 class SchemaConfig(_Section):
     """The declared public schema of a file of one's own."""
 
-    classes: int | None = 2
-    label_range: tuple[float, float] | None = None
+    classes: Whole | None = 2
+    label_range: tuple[Number, Number] | None = None
     attributes: dict[str, list[str]] = {}
     unknown: list[str] = []
-    samples_per_user: float | None = None
-    population: int | None = None
-    feature_ranges: list[tuple[float, float]] | None = None
+    samples_per_user: Number | None = None
+    population: Whole | None = None
+    feature_ranges: list[tuple[Number, Number]] | None = None
 
 
 class DataConfig(_Section):
@@ -76,7 +88,7 @@ class DataConfig(_Section):
     normalise: Literal["paper", "ranges"] = "ranges"
     attributes: list[Literal["sex", "race"]] = ["sex"]
     users: Literal["poisson", "single"] = "poisson"
-    mean_samples: float = Field(default=2.0, gt=0)
+    mean_samples: Number = Field(default=2.0, gt=0)
     train: Path | None = None
     folder: Path | None = None
     test: Path | None = None
@@ -107,39 +119,39 @@ class DataConfig(_Section):
 class ModelConfig(_Section):
     """A perceptron's hidden layers."""
 
-    hidden: list[Annotated[int, Field(ge=1)]] = list(SHALLOW)
+    hidden: list[Annotated[Whole, Field(ge=1)]] = list(SHALLOW)
 
 
 class TrainingConfig(_Section):
     """How to train; see ``fpfl.train``."""
 
-    cohort: int
-    rounds: int
-    learning_rate: float = 0.1
+    cohort: Whole
+    rounds: Whole
+    learning_rate: Number = 0.1
     optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
-    normaliser: Literal["users", "samples"] | float = "users"
-    samples_per_user: int | None = None
+    normaliser: Literal["users", "samples"] | Number = "users"
+    samples_per_user: Whole | None = None
     sampling: Sampling | None = None
     selection: Rule = "best"
-    selection_window: int = 1
-    clip: float | ClipConfig | None = None
+    selection_window: Whole = 1
+    clip: Number | ClipConfig | None = None
     seed: int | None = None
     noise_seed: int | None = None
-    memory: int | None = None
+    memory: Whole | None = None
     precision: Precision = "float32"
     device: str = "cpu"
-    checkpoint_every: int = 200
+    checkpoint_every: Whole = 200
 
 
 class ClipConfig(_Section):
     """Clip bounds in blocks; see ``Clipping``."""
 
-    bound: float
-    counts: float | None = None
-    selection: float = 2.0
-    counts_share: float = 0.15
-    selection_share: float = 0.05
-    clipped_share: float | None = None
+    bound: Number
+    counts: Number | None = None
+    selection: Number = 2.0
+    counts_share: Number = 0.15
+    selection_share: Number = 0.05
+    clipped_share: Number | None = None
 
 
 class ConstraintConfig(_Section):
@@ -147,31 +159,31 @@ class ConstraintConfig(_Section):
 
     kind: str
     by: list[str | list[str]] = []
-    tolerance: float = 0.02
+    tolerance: Number = 0.02
 
 
 class MethodConfig(_Section):
     """How it is enforced."""
 
     kind: Literal["mmdm", "bmdm", "tran"] = "mmdm"
-    damping: float = 2.0
-    rate: float = 0.01
-    tolerance: float | None = None
-    max_multiplier: float = 0.05
+    damping: Number = 2.0
+    rate: Number = 0.01
+    tolerance: Number | None = None
+    max_multiplier: Number = 0.05
 
 
 class PrivacyConfig(_Section):
     """How private it is to be; see ``Privacy``."""
 
-    epsilon: float | None = None
-    noise_multiplier: float | None = None
-    delta: float | None = None
-    clip: float | ClipConfig = 1.0
+    epsilon: Number | None = None
+    noise_multiplier: Number | None = None
+    delta: Number | None = None
+    clip: Number | ClipConfig = 1.0
     convention: Convention = "poisson"
     neighbours: Neighbours | None = None
-    population: int | None = None
-    max_participations: int | None = None
-    budget: float | None = None
+    population: Whole | None = None
+    max_participations: Whole | None = None
+    budget: Number | None = None
     ledger: Path | None = None
 
 
@@ -399,7 +411,9 @@ def _optimizer(t: TrainingConfig) -> Any:
 def _one_line(error: ValidationError) -> str:
     parts = []
     for item in error.errors()[:_SHOWN]:
-        where = ".".join(_shown(piece) for piece in item["loc"]) or "config"
+        # Where several types would do, pydantic also says which of them it tried.
+        pieces = [piece for piece in item["loc"] if "[" not in str(piece)]
+        where = ".".join(map(_shown, pieces)) or "config"
         what = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
             what = "there is no such key; remove it or correct its name"

@@ -60,6 +60,8 @@ def hashed(key: int, *numbers: int | NDArray[np.int64]) -> Any:
     Which user or sample gets which number depends on nothing else: not on the order in which they
     are computed, nor on which process does it.
     """
+    if all(isinstance(number, int) for number in numbers):
+        return _hashed(key, *numbers)  # type: ignore[arg-type]
     state = np.asarray(key, dtype=np.uint64)
     with np.errstate(over="ignore"):
         for number in numbers:
@@ -69,6 +71,17 @@ def hashed(key: int, *numbers: int | NDArray[np.int64]) -> Any:
             state = state ^ (state >> np.uint64(31))
     below = state >> np.uint64(1)
     return int(below) if below.ndim == 0 else below.astype(np.int64)
+
+
+def _hashed(key: int, *numbers: int) -> int:
+    """The same for single numbers, several times as fast."""
+    state, most = key, 2**64 - 1
+    for number in numbers:
+        state = (state + number + 0x9E3779B97F4A7C15) & most
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & most
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & most
+        state ^= state >> 31
+    return state >> 1
 
 
 def _check(seed: int) -> int:
