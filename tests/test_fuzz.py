@@ -1,7 +1,8 @@
 """Bad inputs by the thousand: whatever is read is either in order or refused in plain words.
 
 Files are damaged in every way that a disk, an editor or a copy knows; numbers are any numbers.
-``python -m fuzz`` goes on where these stop, guided by the lines that an input reaches.
+``FUZZ_TIMES=50`` in the environment makes it fifty times as many. ``python -m fuzz`` goes on where
+these stop, guided by the lines that an input reaches.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from fpfl.privacy.settings import Clipping
 from fpfl.server.journal import read_past
 from fpfl.server.round import describe
 from fpfl.server.selection import Selection
-from fpfl.server.withdrawals import withdraw
+from fpfl.server.withdrawals import read_withdrawals, withdraw
 from fpfl.thirdparty.clipping import DenseRows, clip, clip_rules, clipped_sum
 from fpfl.users.layout import Layout
 
@@ -55,7 +56,8 @@ MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 def often(examples: int) -> Any:
     checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
-    return settings(max_examples=examples, deadline=None, suppress_health_check=checks)
+    times = int(os.environ.get("FUZZ_TIMES", "1"))
+    return settings(max_examples=times * examples, deadline=None, suppress_health_check=checks)
 
 
 @pytest.fixture(scope="module")
@@ -117,36 +119,54 @@ def damaged(draw: st.DrawFn, content: bytes) -> bytes:
     return content
 
 
+class Files(dict[str, bytes | None]):
+    """What is in a folder, by relative path; None is a folder. Prints short."""
+
+    done = "as it was written"
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} files, {self.done}>"
+
+
 @st.composite
-def folders(draw: st.DrawFn, files: dict[str, bytes]) -> dict[str, bytes | None]:
-    """The same folder after an accident; None stands for a folder in the place of a file."""
-    found: dict[str, bytes | None] = dict(files)
+def folders(draw: st.DrawFn, files: Files) -> Files:
+    """The same folder after an accident."""
+    found = Files(files)
     name, other = (draw(st.sampled_from(sorted(files))) for _ in range(2))
     how = draw(st.sampled_from(["damage", "damage", "damage", "remove", "copy", "swap", "replace"]))
     if how == "damage":
-        found[name] = draw(damaged(files[name]))
+        found[name] = draw(damaged(files[name] or b""))
     elif how == "remove":
         del found[name]
     elif how == "copy":
-        stem, dot, kind = name.partition(".")
-        names = [f"{name}.bak", f"{stem} (2){dot}{kind}", name.replace("0", "1", 1), other]
-        found[draw(st.sampled_from(names))] = files[name]
+        path = Path(name)
+        names = [f"{path.name}.bak", f"{path.stem} (2){path.suffix}", path.name.replace("0", "1", 1)]
+        other = str(path.with_name(draw(st.sampled_from([*names, Path(other).name]))))
+        found[other] = files[name]
     elif how == "swap":
         found[name], found[other] = files[other], files[name]
     else:
         found[name] = draw(st.sampled_from([b"", None, b"\0" * 100, b"[]\n", b"{}\n", b"[" * 9999]))
+    found.done = f"{how} {name} {other if how in ('copy', 'swap') else found.get(name, '')!r}"
     return found
 
 
-def put(folder: Path, files: dict[str, bytes | None]) -> Path:
+def put(folder: Path, files: Files) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
     for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
         if content is None:
-            (folder / name).mkdir()
+            path.mkdir()
         else:
-            (folder / name).write_bytes(content)
+            path.write_bytes(content)
     return folder
+
+
+def taken(folder: Path) -> Files:
+    """All files under a folder."""
+    found = (path for path in folder.rglob("*") if path.is_file())
+    return Files({str(path.relative_to(folder)): path.read_bytes() for path in found})
 
 
 def contents(folder: Path) -> dict[str, bytes | None]:
@@ -243,8 +263,9 @@ NEAR: list[tuple[tuple[str, ...], str, st.SearchStrategy[Any]]] = [
     (("constraint",), "tolerance", REAL),
     (("method",), "kind", WORDS),
     *((("method",), key, REAL) for key in ("damping", "rate", "tolerance", "max_multiplier")),
-    *((("privacy",), key, REAL) for key in ("epsilon", "noise_multiplier", "delta", "clip",
-      "budget")),
+    # Calibrating cohorts of a fixed size to a tiny ε takes its time.
+    (("privacy",), "epsilon", REAL.filter(lambda e: not 0 < e < 0.5)),
+    *((("privacy",), key, REAL) for key in ("noise_multiplier", "delta", "clip", "budget")),
     *((("privacy",), key, WHOLE) for key in ("population", "max_participations")),
     *((("privacy",), key, WORDS) for key in ("convention", "neighbours")),
     *((("privacy", "clip"), key, REAL) for key in ("bound", "counts", "selection",
@@ -334,3 +355,132 @@ def test_any_bytes_as_a_config(scratch: Path, content: bytes) -> None:
         assert isinstance(load_config(path), Config)
     except ValueError as error:
         plain(error, "any.toml")
+
+
+# --- run folders --------------------------------------------------------------------------------
+
+PEOPLE = make_population()
+
+
+class StopError(Exception):
+    """Raised by a callback: as far as the folder can tell, a crash."""
+
+
+def train(folder: fpfl.RunFolder | None, stop_after: int = 0, **others: Any) -> fpfl.Run:
+    def watch(event: fpfl.RoundEvent) -> None:
+        if event.row["round"] == stop_after:
+            raise StopError
+
+    given = {
+        "cohort": 6,
+        "rounds": ROUNDS,
+        "constraint": fpfl.fnr_parity("sex", tolerance=0.02),
+        "privacy": fpfl.Privacy(noise_multiplier=1.0, max_participations=3),
+        "seed": 1,
+        "noise_seed": 5,
+        "selection_window": 2,
+    } | others
+    model = fpfl.mlp(5, (4,), seed=0)
+    return fpfl.train(model, PEOPLE, folder=folder, callbacks=[watch], **given)
+
+
+def parameters(run: fpfl.Run) -> bytes:
+    return b"".join(p.detach().numpy().tobytes() for p in run.model.parameters())
+
+
+@pytest.fixture(scope="module")
+def same_code() -> Iterator[None]:
+    """The source does not change meanwhile, and need not be read a thousand times."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fpfl.folder.code_fingerprint", lambda *_: "this")
+        yield
+
+
+def begun(folder: Path, ledger: Path | None = None, **others: Any) -> None:
+    """A run that was cut off twice, after its second checkpoint."""
+    for resume, rounds in ((False, 3), (True, 5)):
+        where = fpfl.RunFolder(folder, resume=resume, checkpoint_every=2, ledger=ledger)
+        with pytest.raises(StopError):
+            train(where, stop_after=rounds, **others)
+
+
+@pytest.fixture(scope="module")
+def seeded(scratch: Path, same_code: None) -> tuple[Files, bytes]:
+    """A simulation's files, and the model that it comes to."""
+    begun(scratch / "seeded" / "run")
+    return taken(scratch / "seeded"), parameters(train(None))
+
+
+REAL_RUN: dict[str, Any] = {"noise_seed": None, "seed": None}
+
+
+@pytest.fixture(scope="module")
+def real(scratch: Path, same_code: None) -> Files:
+    """The files of a run with the system's randomness, beside them its population's ledger."""
+    people = scratch / "real" / "people.jsonl"
+    people.parent.mkdir()
+    with PopulationLedger.create(people, population=PEOPLE.population, epsilon=90.0):
+        begun(people.parent / "run", people, **REAL_RUN)
+    with PopulationLedger.open(people) as ledger:
+        ledger.withdraw([4])
+    withdraw(people.parent / "run", [3, 17])
+    return taken(people.parent)
+
+
+def resumed(folder: Path, **others: Any) -> fpfl.Run | None:
+    """Go on with the run in a folder; None where that was refused, and nothing changed."""
+    before = contents(folder)
+    where = fpfl.RunFolder(folder, resume=True, checkpoint_every=2, moved=True)
+    try:
+        run = train(where, **others)
+    except (ValueError, OSError) as error:
+        plain(error, str(folder.parent), "population's ledger", "population ledger")
+        assert contents(folder) == before
+        return None
+    ledger = look(folder)
+    assert ledger.spent >= len(run.history), "a round was released that nobody was charged for"
+    assert set(range(1, len(run.history) + 1)) <= ledger.charged
+    assert ledger.finished
+    return run
+
+
+@often(250)
+@given(data=st.data())
+def test_a_damaged_simulation_is_refused_or_comes_to_the_same(
+    scratch: Path, seeded: tuple[Files, bytes], data: st.DataObject
+) -> None:
+    files, model = seeded
+    run = resumed(put(scratch / "seeded", data.draw(folders(files))) / "run")
+    if run is not None:
+        assert len(run.history) == ROUNDS
+        assert parameters(run) == model
+
+
+@often(120)
+@given(data=st.data())
+def test_a_damaged_run_is_refused_or_goes_on_with_its_charges(
+    scratch: Path, real: Files, data: st.DataObject
+) -> None:
+    run = resumed(put(scratch / "real", data.draw(folders(real))) / "run", **REAL_RUN)
+    if run is not None:
+        assert 3 <= len(run.history) <= ROUNDS
+
+
+@often(200)
+@given(data=st.data())
+def test_a_damaged_folder_is_read_or_refused(
+    scratch: Path, real: Files, data: st.DataObject
+) -> None:
+    """What looks and does not write: all that stands in the folder comes through one of these."""
+    folder = put(scratch / "real", data.draw(folders(real))) / "run"
+    before = contents(folder)
+    for read in (
+        lambda: read_about(folder),
+        lambda: look(folder).settings,
+        lambda: read_past(folder, simulation=False, cap=3),
+    ):
+        try:
+            read()
+        except (ValueError, OSError) as error:
+            plain(error, str(folder))
+    assert contents(folder) == before

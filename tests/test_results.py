@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 
 import pytest
 
@@ -22,7 +22,11 @@ def means(table: str) -> Figures:
         rows.setdefault((run["model"], run["algorithm"], run["cohort"]), []).append(run)
     assert all(len(runs) == 5 for runs in rows.values())
     fields = ("accuracy", "fnr_gap", "train_gap")
-    return {key: {f: mean(r[f] for r in runs) for f in fields} for key, runs in rows.items()}
+    return {
+        key: {f: mean(r[f] for r in runs) for f in fields}
+        | {"fnr_gap_spread": stdev(r["fnr_gap"] for r in runs)}
+        for key, runs in rows.items()
+    }
 
 
 @pytest.mark.parametrize("model", ["shallow", "deep"])
@@ -36,8 +40,10 @@ def test_central(model: str) -> None:
         assert fair["accuracy"] >= 0.850
         assert fair["fnr_gap"] <= 0.025
         assert fair["train_gap"] <= 0.020
+    # Tran et al.: far above BMDM, and no further from SGD than its own spread.
     tran = figures[model, "Tran", None]
-    assert figures[model, "BMDM", None]["fnr_gap"] < tran["fnr_gap"] < sgd["fnr_gap"]
+    assert figures[model, "BMDM", None]["fnr_gap"] + 0.05 < tran["fnr_gap"]
+    assert abs(tran["fnr_gap"] - sgd["fnr_gap"]) < tran["fnr_gap_spread"]
 
 
 def test_federated() -> None:
@@ -72,8 +78,8 @@ def missed(table: str) -> set[tuple[str, str, int | None]]:
 
 def test_the_page_says_which_rows_do_not_come_otherwise() -> None:
     both = {("shallow", "FPFL", 1000), ("deep", "FPFL", 1000)}
-    assert missed("adult-federated-paper") == {("shallow", "FPFL", 1000)}
-    assert missed("adult-federated-single") == both | {("deep", "FFL", 200)}
+    assert missed("adult-federated-paper") == both
+    assert missed("adult-federated-single") == set()
     assert missed("adult-federated-250") == set()
     paper = {(r.model, r.algorithm, r.cohort): r.paper for r in load_table("adult-federated")}
     for key in both:

@@ -139,7 +139,7 @@ class TrainingConfig(_Section):
     noise_seed: int | None = None
     memory: Whole | None = None
     precision: Precision = "float32"
-    device: str = "cpu"
+    device: str = Field(default="cpu", pattern=r"^(cpu|cuda|mps|xpu)(:[0-9]{1,3})?$")
     checkpoint_every: Whole = 200
 
 
@@ -176,7 +176,8 @@ class PrivacyConfig(_Section):
     """How private it is to be; see ``Privacy``."""
 
     epsilon: Number | None = None
-    noise_multiplier: Number | None = None
+    # With less noise than that the accountants run out of numbers for ε.
+    noise_multiplier: Annotated[Number, Field(ge=1e-3)] | None = None
     delta: Number | None = None
     clip: Number | ClipConfig = 1.0
     convention: Convention = "poisson"

@@ -403,8 +403,7 @@ def _changed(about: dict[str, Any], begun: Begun) -> list[str]:
 
 def read_about(path: Path) -> dict[str, Any]:
     """What a run folder says about its run."""
-    if not (path / LEDGER).is_file():
-        raise ValueError(f"{path} has no run that was begun (no {LEDGER}); start one: fpfl train")
+    _check_begun(path)
     file = path / "run.json"
     try:
         about = json.loads(file.read_text(encoding="utf-8"))
@@ -433,8 +432,14 @@ def read_about(path: Path) -> dict[str, Any]:
     return dict(about)
 
 
+def _check_begun(path: Path) -> None:
+    if not (path / LEDGER).is_file():
+        raise ValueError(f"{path} has no run that was begun (no {LEDGER}); start one: fpfl train")
+
+
 def look(path: Path) -> RunLedger:
     """The ledger in a run folder as it is now; one that is in order and not a run's is refused."""
+    _check_begun(path)
     try:
         with RunLedger.look(path / LEDGER) as ledger:
             # Every record but the last is vouched for by the one after it.
