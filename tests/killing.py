@@ -17,7 +17,7 @@ WRITE = os.write  # for evidence, which is not to be killed
 # Processes are forked from one that has imported torch and computed nothing: starting one takes
 # milliseconds, not seconds.
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["fpfl.folder", "safetensors.torch", "warm"])
+FORKS.set_forkserver_preload(["fpfl", "safetensors.torch", "warm"])
 
 
 def settings(noise_seed: int | None, **others: Any) -> dict[str, Any]:

@@ -7,18 +7,12 @@ these stop, guided by the lines that an input reaches.
 
 from __future__ import annotations
 
-import importlib.util
-import io
 import json
 import math
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 import tempfile
-import warnings
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,26 +20,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import RACE, SEX, make_population
+from conftest import make_population
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fpfl
-from fpfl.config import Config, load_config, load_data, run_config
-from fpfl.data import open_population
-from fpfl.folder import finished, look, read_about
-from fpfl.methods import MMDM, MethodState, Tran, Unconstrained
-from fpfl.privacy.rules import BudgetExhaustedError
-from fpfl.privacy.filter import Mechanism
-from fpfl.privacy.ledger import RunLedger
+from fpfl.config import Config, load_config, run_config
+from fpfl.folder import look, read_about
 from fpfl.privacy.population import PopulationLedger
-from fpfl.privacy.settings import Clipping
+from fpfl.privacy.rules import BudgetExhaustedError
 from fpfl.server.journal import read_past
-from fpfl.server.round import describe
-from fpfl.server.selection import Selection
-from fpfl.server.withdrawals import read_withdrawals, withdraw
-from fpfl.thirdparty.clipping import DenseRows, clip, clip_rules, clipped_sum
-from fpfl.users.layout import Layout
+from fpfl.server.withdrawals import withdraw
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 ROOT = Path(__file__).parents[1]
@@ -140,7 +125,11 @@ def folders(draw: st.DrawFn, files: Files) -> Files:
         del found[name]
     elif how == "copy":
         path = Path(name)
-        names = [f"{path.name}.bak", f"{path.stem} (2){path.suffix}", path.name.replace("0", "1", 1)]
+        names = [
+            f"{path.name}.bak",
+            f"{path.stem} (2){path.suffix}",
+            path.name.replace("0", "1", 1),
+        ]
         other = str(path.with_name(draw(st.sampled_from([*names, Path(other).name]))))
         found[other] = files[name]
     elif how == "swap":
@@ -225,15 +214,53 @@ VALID: list[dict[str, Any]] = [
 # Nothing between what is small and what nobody has memory for: a test must not fill a machine.
 WHOLE = st.sampled_from([0, 1, 2, 3, -1, 10**12, 2**63, 2**64, -(10**20), 10**30, 10**400])
 REAL = st.sampled_from(
-    [0.0, -0.0, 0.5, 1.0, -1.0, math.nan, math.inf, -math.inf, 1e300, 1e-300, 5e-324, 1e18, 1e30, 1e-30,
-     1e-9, 100.0, 0.99]
+    [
+        0.0,
+        -0.0,
+        0.5,
+        1.0,
+        -1.0,
+        math.nan,
+        math.inf,
+        -math.inf,
+        1e300,
+        1e-300,
+        5e-324,
+        1e18,
+        1e30,
+        1e-30,
+        1e-9,
+        100.0,
+        0.99,
+    ]
 )
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 KEYS = sorted({key for valid in VALID for part in valid.values() if isinstance(part, dict)
                for key in part})  # fmt: skip
-WORDS = st.sampled_from([*KEYS, "sex", "users", "cpu:7", "cuda", "meta", "mps", "table.npz", "people",
-                         "predictive_parity", "demographic_parity", "equal_error", "bmdm", "last",
-                         "best", "momentum", "paper", "poisson", "zero-out", "tf32"])
+WORDS = st.sampled_from(
+    [
+        *KEYS,
+        "sex",
+        "users",
+        "cpu:7",
+        "cuda",
+        "meta",
+        "mps",
+        "table.npz",
+        "people",
+        "predictive_parity",
+        "demographic_parity",
+        "equal_error",
+        "bmdm",
+        "last",
+        "best",
+        "momentum",
+        "paper",
+        "poisson",
+        "zero-out",
+        "tf32",
+    ]
+)
 RUBBISH = st.recursive(
     WHOLE | REAL | TEXT | WORDS | st.booleans(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS | TEXT, inner, max_size=3),
@@ -392,7 +419,7 @@ def parameters(run: fpfl.Run) -> bytes:
 def same_code() -> Iterator[None]:
     """The source does not change meanwhile, and need not be read a thousand times."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fpfl.folder.code_fingerprint", lambda *_: "this")
+        patch.setattr("fpfl.begun.code_fingerprint", lambda *_: "this")
         yield
 
 

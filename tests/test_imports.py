@@ -29,12 +29,14 @@ ALLOWED = {
     "heldout": {"data", "fairness", "privacy", "thirdparty", "users"},
     "report": {"server"},
     "fingerprint": {"data"},
-    "folder": {"data", "fairness", "fingerprint", "privacy", "server", "store"},
+    "folder": {"privacy", "store"},
+    "begun": {"data", "fairness", "fingerprint", "folder", "privacy"},
+    "keeping": {"begun", "folder", "privacy", "server", "store"},
     "run": {"data", "fairness", "heldout", "privacy", "server", "store", "users"},
     "arguments": {"data", "fairness", "methods", "privacy", "server", "thirdparty", "users"},
     "train": {
-        "arguments", "data", "fairness", "folder", "methods", "privacy", "randomness", "run",
-        "server", "thirdparty", "users",
+        "arguments", "begun", "data", "fairness", "folder", "keeping", "methods", "privacy",
+        "randomness", "run", "server", "thirdparty", "users",
     },
     "audit": {
         "data", "fairness", "models", "privacy", "server", "thirdparty", "train", "users",

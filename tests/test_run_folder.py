@@ -198,7 +198,7 @@ def test_a_seeded_run_refuses_to_go_on_with_anything_else(
 
 def test_a_seeded_run_refuses_other_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = begun(tmp_path / "run")
-    monkeypatch.setattr("fpfl.folder.code_fingerprint", lambda *_: "of a later version")
+    monkeypatch.setattr("fpfl.begun.code_fingerprint", lambda *_: "of a later version")
     with pytest.raises(ValueError, match="begun with other code"):
         go_on(folder)
 

@@ -26,9 +26,11 @@ from fpfl.arguments import (
     public_normaliser,
     smallest_count,
 )
+from fpfl.begun import begun_with, noise_kept, statement
 from fpfl.data.federated import FederatedDataset
 from fpfl.fairness.constraints import Constraint
-from fpfl.folder import RunFolder, as_run_folder, begun_with, noise_kept, opened, statement
+from fpfl.folder import RunFolder, as_run_folder
+from fpfl.keeping import opened
 from fpfl.methods import Method
 from fpfl.privacy.settings import Clipping, Privacy, Sampling
 from fpfl.randomness import RoundStreams

@@ -1,0 +1,204 @@
+"""Keeping a run: begin its folder, or check it and go on with it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fpfl.begun import Begun
+from fpfl.folder import FORMAT, LEDGER, RunFolder, as_json, look, read_about
+from fpfl.privacy.filter import Mechanism
+from fpfl.privacy.ledger import RunLedger
+from fpfl.privacy.population import PopulationLedger
+from fpfl.server.journal import Journal, Past, begin_state, check_charges, read_past
+from fpfl.server.ranks import Ranks
+from fpfl.server.state import ServerState
+from fpfl.server.withdrawals import WITHDRAWALS, read_withdrawals
+from fpfl.store.files import explained, write_whole
+from fpfl.store.locks import held
+
+_BEGINNING = ("run.json", "schema.json", "environment.json", "checkpoint-00000000.safetensors")
+"""What is written before the ledger, with which a run has begun."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A run that is kept in a folder: its past and, in the process that writes, its journal."""
+
+    past: Past
+    journal: Journal | None
+
+
+def opened(folder: RunFolder, begun: Begun, state: ServerState, ranks: Ranks) -> Kept:
+    """Begin or resume a run; ``state`` is the one that a new run begins with.
+
+    The first process writes. The others read what it has begun or found.
+    """
+    if not ranks.first:
+        ranks.numbers_from_first([0])
+        return Kept(read_past(folder.path, begun.simulation, begun.cap), None)
+    if folder.resume:
+        _check_first(folder, begun, state)
+    ledger = _resume(folder) if folder.resume else _begin(folder, begun, state)
+    try:
+        past = read_past(folder.path, begun.simulation, begun.cap)
+        past = replace(past, notes=(*past.notes, *check_charges(folder.path, past, ledger)))
+        for part in folder.path.glob(".*.part"):  # files that a crash kept from becoming any
+            part.unlink()
+        if folder.resume:
+            _go_on(folder, begun, past, ledger)
+        every, capped = folder.checkpoint_every, begun.cap is not None
+        journal = Journal(folder.path, past, ledger, every=every, capped=capped)
+    except BaseException:
+        ledger.close()
+        raise
+    ranks.numbers_from_first([0])  # the others may read now
+    return Kept(past, journal)
+
+
+def _begin(folder: RunFolder, begun: Begun, state: ServerState) -> RunLedger:
+    """Make the folder of a new run."""
+    path = folder.path
+    with explained(path, "Nothing was begun; name a folder that can be written to"):
+        path.mkdir(parents=True, exist_ok=True)
+        there = {item.name for item in path.iterdir()}
+    # What a crash left of a beginning, before the ledger: nothing had been computed yet.
+    names = (*_BEGINNING, *folder.files)
+    if there - {*names, *(f".{name}.part" for name in (*names, LEDGER))}:
+        raise ValueError(
+            f"{path} is there already and not empty; name another folder, or go on with the run "
+            "in it: fpfl resume (RunFolder(..., resume=True))"
+        )
+    population = None if folder.ledger is None else PopulationLedger.open(folder.ledger)
+    run = secrets.token_hex(16)
+    about = {
+        "format": FORMAT,
+        "run": run,
+        "simulation": begun.simulation,
+        "strict": begun.strict,
+        "settings": begun.settings,
+        "fingerprints": begun.fingerprints,
+        "population_ledger": None if folder.ledger is None else str(folder.ledger.resolve()),
+    }
+    for name, content in folder.files.items():
+        write_whole(path / name, content.encode())
+    for name, values in (("schema", begun.schema), ("environment", begun.environment)):
+        write_whole(path / f"{name}.json", as_json(values))
+    begin_state(path, state)
+    write_whole(path / "run.json", as_json(about))
+    return RunLedger.create(
+        path / LEDGER,
+        run=run,
+        terms=begun.terms,
+        simulation=begun.simulation,
+        population=population,
+    )
+
+
+def _check_first(folder: RunFolder, begun: Begun, state: ServerState) -> None:
+    """Read all that a run goes on from, and write nothing: what is wrong is left as it was found.
+
+    Opening a ledger to write ends a line that was cut off, and so changes the file.
+    """
+    path = folder.path
+    about = read_about(path)
+    changed = begun.differing(about["fingerprints"])
+    if about["strict"] and changed:
+        raise ValueError(
+            f"the seeded run in {path} was begun with other {' and '.join(changed)}: "
+            "drawing the same random numbers again with these would not give the same run, and "
+            "where noise is seeded it would reveal the difference. Resume it as it was begun, or "
+            "start a new run"
+        )
+    file = os.open(path / LEDGER, os.O_RDONLY)
+    try:
+        with held(file, path / LEDGER, "LOCK_SH", 0.0):
+            ledger = look(path)
+            past = read_past(path, begun.simulation, begun.cap)
+            check_charges(path, past, ledger)
+    finally:
+        os.close(file)
+    if ledger.run != about["run"]:
+        raise ValueError(
+            f"{path / 'run.json'} and {path / LEDGER} are of two different runs; put back the one "
+            "that belongs to the other"
+        )
+    _check_same_kind(path, begun, ledger)
+    _check_state(path, past.state, state)
+    if past.state.optimizer:
+        old = (ledger.settings or about["settings"]).get("optimizer")
+        kinds = [(given or {"kind": "SGD"})["kind"] for given in (old, begun.settings["optimizer"])]
+        if kinds[0] != kinds[1]:
+            raise ValueError(
+                f"the run in {path} has the state of the optimiser {kinds[0]}, which "
+                f"{kinds[1]} cannot go on with: resume it with {kinds[0]}"
+            )
+    users, population = read_withdrawals(path / WITHDRAWALS), begun.settings["population"]
+    if users and max(users) >= population:
+        raise ValueError(
+            f"{path / WITHDRAWALS} names user {max(users)}; indices run from 0 to "
+            f"{population - 1}. Correct it"
+        )
+
+
+def _check_same_kind(path: Path, begun: Begun, ledger: RunLedger) -> None:
+    """Refuse to go on with less privacy than is charged for."""
+    if ledger.terms is not None and begun.plan is None:
+        raise ValueError(
+            f"the run in {path} is private and cannot go on without privacy: what it would release "
+            "has no noise, and no charge would be enough for it. Start a new run"
+        )
+    if begun.simulation and not ledger.simulation:
+        raise ValueError(
+            f"the run in {path} has noise from the system's randomness and cannot go on with a "
+            "noise_seed: whoever has the seed takes the noise off. Leave it out, or start a new run"
+        )
+
+
+def _check_state(path: Path, old: ServerState, new: ServerState) -> None:
+    """Refuse a model or a constraint that the state of the run does not go with."""
+    for what, one, other in (
+        ("parameters", old.w, new.w),
+        ("multipliers", old.method.multipliers, new.method.multipliers),
+    ):
+        if (one.shape, one.dtype) != (other.shape, other.dtype):
+            raise ValueError(
+                f"the run in {path} has {what} of shape {tuple(one.shape)} ({one.dtype}); with "
+                f"this model and constraint they have {tuple(other.shape)} ({other.dtype}). Resume "
+                "it with those that it was begun with"
+            )
+
+
+def _resume(folder: RunFolder) -> RunLedger:
+    """Open the ledger of a run that goes on."""
+    given = folder.ledger or read_about(folder.path)["population_ledger"]
+    population = None if given is None else PopulationLedger.open(Path(given))
+    try:
+        return RunLedger.open(folder.path / LEDGER, population=population, moved=folder.moved)
+    except BaseException:
+        if population is not None:
+            population.close()
+        raise
+
+
+def _go_on(folder: RunFolder, begun: Begun, past: Past, ledger: RunLedger) -> None:
+    """Record that the run goes on, and with what; what costs other than planned is filtered."""
+    about = read_about(folder.path)
+    old = ledger.settings or about["settings"]
+    what = [
+        f"{name}: {old.get(name)} -> {value}"
+        for name, value in begun.settings.items()
+        if old.get(name) != value
+    ]
+    notes = [
+        f"{n} differ from the beginning"
+        for n in begun.differing(about["fingerprints"])
+        if n != "settings"
+    ]
+    if begun.plan is not None:
+        ledger.go_on(Mechanism.of(begun.plan), begun.plan.rounds, what)
+    ledger.resume(
+        folder.path / LEDGER, past.next_round, [*notes, *what, *past.notes], begun.settings
+    )
