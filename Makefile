@@ -11,7 +11,7 @@ EXTRAS_dev := [dev,sklearn]
 EXTRAS_docs := [docs]
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint kill bench docs clean venv
+.PHONY: help demo test lint fuzz kill bench docs clean venv
 # Two pips at work in one environment get in each other's way.
 .NOTPARALLEL:
 
@@ -31,6 +31,11 @@ lint: $(VENV)/.stamp-dev ## check style, format and types
 
 kill: $(VENV)/.stamp-dev ## kill a run 200 times and resume it
 	FPFL_KILLS=200 $(BIN)/python -m pytest tests/test_kill.py
+
+# The first word is a target of fuzz/targets.py or all, the rest are libFuzzer's options.
+fuzz: ARGS ?= all -max_total_time=6
+fuzz: $(VENV)/.stamp-dev ## feed bad input to all that reads files (ARGS="npz -max_total_time=600")
+	$(BIN)/python -m fuzz $(ARGS)
 
 bench: $(VENV)/.stamp-base ## measure speed (peers from a registry; or ARGS=--without-peers)
 	$(BIN)/python -m benchmarks $(ARGS)

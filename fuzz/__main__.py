@@ -23,6 +23,20 @@ with atheris.instrument_imports(include=["fpfl", "tomllib"]):
 
     from fuzz.targets import TARGETS
 
+WORD = re.compile(rb"[A-Za-z_]{3,20}")
+ODD = (
+    b"nan",
+    b"inf",
+    b"null",
+    b"true",
+    b"-1",
+    b"1e400",
+    b"0.5",
+    b"[]",
+    b"{}",
+    b"99999999999999999999",
+)
+"""Words to mutate with, besides those of the seeds."""
 FOUND = Path("out") / "fuzz"
 SCRATCH = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 """Where files are written over and over: in memory, where the system has such a folder."""
@@ -81,9 +95,13 @@ def fuzz(name: str, options: list[str], scratch: Path) -> None:
     command = [f"fuzz {name}", f"-artifact_prefix={FOUND}/{name}-", "-timeout=20", *options]
     if not any(not option.startswith("-") for option in options):
         corpus.mkdir()
-        for number, seed in enumerate(target.seeds(work)):
+        seeds = list(target.seeds(work))
+        for number, seed in enumerate(seeds):
             (corpus / f"seed-{number}").write_bytes(seed)
-        command += ["-max_len=4096", str(corpus)]
+        words = sorted({word for seed in seeds for word in WORD.findall(seed)} | set(ODD))
+        lines = [f'"{word.decode()}"\n' for word in words]
+        (scratch / "words").write_text("".join(lines), encoding="ascii")
+        command += ["-max_len=4096", f"-dict={scratch / 'words'}", str(corpus)]
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + ROOM, used + ROOM))
     atheris.Setup(command, lambda data: target.run(work, data))

@@ -95,7 +95,7 @@ def test_a_finished_run_has_everything_and_no_pickle(tmp_path: Path) -> None:
     assert {"run.json", "schema.json", "environment.json", "ledger.jsonl", "model.safetensors",
             "history.json", "result.json", "privacy.txt"} <= names  # fmt: skip
     assert all(file.read_bytes()[:2] != b"\x80\x04" for file in folder.iterdir())
-    assert kinds(folder) == ["open", *["charge"] * ROUNDS, "finish"]
+    assert kinds(folder) == ["open", "place", *["charge"] * ROUNDS, "finish"]
     assert json.loads((folder / "history.json").read_text()) == run.history
     environment = json.loads((folder / "environment.json").read_text())
     assert environment["packages"]["torch"] == torch.__version__.split("+")[0] or environment
@@ -235,6 +235,41 @@ def test_a_copied_folder_is_noticed(tmp_path: Path) -> None:
     folder.rename(tmp_path / "renamed")
     go_on(tmp_path / "renamed", noise_seed=None)
     go_on(tmp_path / "copy", noise_seed=None, moved=True)
+
+
+def test_a_copy_is_not_evaluated_beside_the_original(tmp_path: Path) -> None:
+    train(tmp_path / "run", noise_seed=None)
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    with pytest.raises(CopiedRunError):
+        RunLedger.of_finished(tmp_path / "copy" / "ledger.jsonl")
+    # Restored in place: the same folder, another file.
+    content = (tmp_path / "run" / "ledger.jsonl").read_bytes()
+    (tmp_path / "other").write_bytes(content)
+    (tmp_path / "other").replace(tmp_path / "run" / "ledger.jsonl")
+    with pytest.raises(CopiedRunError):
+        go_on(tmp_path / "run", noise_seed=None)
+
+
+@pytest.mark.parametrize("which", ["own", "population"])
+def test_a_crash_between_two_ledgers_is_made_up_for(tmp_path: Path, which: str) -> None:
+    """Their last lines may be lost one without the other; nothing had been released by then."""
+    people = tmp_path / "people.jsonl"
+    PopulationLedger.create(people, population=30, epsilon=90.0).close()
+    with pytest.raises(StopError):
+        train(fpfl.RunFolder(tmp_path / "run", ledger=people), noise_seed=None, stop_after=4)
+    ledger = RunLedger.look(tmp_path / "run" / "ledger.jsonl")
+    mechanism = ledger.mechanism
+    assert mechanism is not None
+    if which == "own":
+        with PopulationLedger.open(people) as population:
+            population.charge(ledger.run, mechanism, 5)
+    else:
+        with RunLedger.of_finished(tmp_path / "run" / "ledger.jsonl") as own:
+            own.charge(5)
+    run = go_on(tmp_path / "run", noise_seed=None)
+    assert len(run.history) == ROUNDS - 1
+    with PopulationLedger.open(people, write=False) as population:
+        assert population.charged_rounds(ledger.run) == ROUNDS
 
 
 def test_an_old_copy_is_noticed_by_the_population_ledger(tmp_path: Path) -> None:
@@ -426,20 +461,101 @@ def test_the_filter_stops_before_the_round_that_would_exceed_the_budget(tmp_path
     assert not ledger.filter.fits({ledger.mechanism: ledger.spent + 1})
 
 
-def test_what_costs_the_same_may_change_at_will(tmp_path: Path) -> None:
-    """Composition is adaptive: a learning rate is not the accountant's business."""
+def test_what_costs_the_same_may_change_once_nothing_is_left_to_replay(tmp_path: Path) -> None:
+    """Composition is adaptive, so a learning rate is not the accountant's business.
+
+    But totals since a checkpoint belong to the models that they were measured at.
+    """
+    private = fpfl.Privacy(noise_multiplier=2.0, budget=20.0)
+    how: dict[str, Any] = {"noise_seed": None, "privacy": private, "selection": "last"}
+    with pytest.raises(ValueError, match="rounds since its last checkpoint"):
+        go_on(begun(tmp_path / "cut", **how), learning_rate=0.01, **how)
+    first = train(tmp_path / "run", **how)
+    # With hardly any learning rate the model stays where it was.
+    more = go_on(tmp_path / "run", learning_rate=1e-30, rounds=2 * ROUNDS, **how)
+    assert parameters(more) == parameters(first)
+    records = RunLedger.look(tmp_path / "run" / "ledger.jsonl").chain.records
+    assert any("learning_rate: 0.1 -> 1e-30" in r.get("notes", []) for r in records)
+    best = go_on(tmp_path / "run", **how | {"rounds": 2 * ROUNDS + 5, "selection": "best"})
+    assert best.selected.startswith("best")
+
+
+def test_fewer_rounds_do_not_make_a_smaller_epsilon(tmp_path: Path) -> None:
+    """Stopping early is free, and chosen after looking: what was planned is what is stated."""
     folder = begun(tmp_path / "run", noise_seed=None)
-    run = go_on(folder, noise_seed=None, learning_rate=0.01)
+    planned = train(None, noise_seed=None).privacy
+    shorter = go_on(folder, noise_seed=None, rounds=8)
+    assert planned is not None
+    assert shorter.privacy is not None
+    assert len(shorter.history) == 8
+    assert shorter.privacy.epsilon == planned.epsilon
+    assert shorter.privacy.epsilon_server == planned.epsilon_server
+    with pytest.raises(ValueError, match="has released 8 rounds"):
+        go_on(folder, noise_seed=None, rounds=7)
+
+
+def test_what_epsilon_rests_on_cannot_be_changed(tmp_path: Path) -> None:
+    folder = begun(tmp_path / "run", noise_seed=None)
+    other = fpfl.Privacy(noise_multiplier=1.0, clip=1.0, max_participations=30)
+    with pytest.raises(ValueError, match="begun with max_participations=20"):
+        go_on(folder, noise_seed=None, privacy=other)
+    with pytest.raises(ValueError, match="private and cannot go on without"):
+        go_on(folder, noise_seed=None, privacy=None)
+    with pytest.raises(ValueError, match="cannot go on with a noise_seed"):
+        go_on(folder, noise_seed=5)
+    split = fpfl.Privacy(
+        noise_multiplier=1.0, clip=fpfl.Clipping(1.0, counts=1.0), max_participations=20
+    )
+    with pytest.raises(ValueError, match="releases other totals"):
+        go_on(folder, noise_seed=None, privacy=split)
+    go_on(folder, noise_seed=None)
+
+
+def test_a_filter_that_has_less_room_than_the_plan_is_refused(tmp_path: Path) -> None:
+    """More rounds within the plan's own ε would end earlier: better told than done."""
+    folder = begun(tmp_path / "run", noise_seed=None, privacy=fpfl.Privacy(noise_multiplier=1.0))
+    with pytest.raises(ValueError, match=r"as planned there are 7: go on as planned"):
+        go_on(folder, noise_seed=None, rounds=20, privacy=fpfl.Privacy(noise_multiplier=1.0))
+    run = go_on(folder, noise_seed=None, privacy=fpfl.Privacy(noise_multiplier=1.0))
+    assert len(run.history) == ROUNDS
+
+
+def test_cohorts_that_a_seed_drew_stay_seeded(tmp_path: Path) -> None:
+    folder = begun(tmp_path / "run", noise_seed=None, seed=1)
+    run = go_on(folder, noise_seed=None, seed=None)
     assert run.privacy is not None
-    assert "PLD" in run.privacy.accountant
-    assert RunLedger.look(folder / "ledger.jsonl").filter is None
-    resumed = RunLedger.look(folder / "ledger.jsonl").chain.records
-    assert any("learning_rate: 0.1 -> 0.01" in r.get("notes", []) for r in resumed)
+    assert run.privacy.seeded_cohorts
+
+
+def test_digests_of_the_data_are_for_the_owner_alone(tmp_path: Path) -> None:
+    """Whoever knows all users but one could try out that one's data against a digest."""
+    folder = begun(tmp_path / "run", noise_seed=None)
+    digests = json.loads((folder / "fingerprints.json").read_text())
+    assert (folder / "fingerprints.json").stat().st_mode & 0o077 == 0
+    others = [f for f in folder.iterdir() if f.name != "fingerprints.json"]
+    assert not any(digests["data"].encode() in f.read_bytes() for f in others)
+
+
+def test_a_ledger_is_never_begun_anew(tmp_path: Path) -> None:
+    folder = begun(tmp_path / "run", noise_seed=None)
+    before = (folder / "ledger.jsonl").read_bytes()
+    with pytest.raises(FileExistsError):
+        RunLedger.create(folder / "ledger.jsonl", run="x", terms=None, simulation=False)
+    assert (folder / "ledger.jsonl").read_bytes() == before
+
+
+def test_a_real_private_run_does_not_say_that_a_group_is_empty(tmp_path: Path) -> None:
+    data = make_population()
+    data.attributes[:] = 0
+    with pytest.raises(ValueError, match="no sample of"):
+        train(None, data=data, noise_seed=5)
+    assert train(None, data=data, noise_seed=None).history
 
 
 def test_other_noise_is_filtered_and_another_epsilon_refused(tmp_path: Path) -> None:
-    folder = begun(tmp_path / "a", noise_seed=None, privacy=fpfl.Privacy(noise_multiplier=2.0))
-    go_on(folder, noise_seed=None, privacy=fpfl.Privacy(noise_multiplier=4.0))
+    less = fpfl.Privacy(noise_multiplier=2.0, budget=9.0)
+    folder = begun(tmp_path / "a", noise_seed=None, privacy=less)
+    go_on(folder, noise_seed=None, privacy=fpfl.Privacy(noise_multiplier=4.0, budget=9.0))
     assert RunLedger.look(folder / "ledger.jsonl").filter is not None
     folder = begun(tmp_path / "b", noise_seed=None, privacy=fpfl.Privacy(epsilon=4.0))
     with pytest.raises(ValueError, match=r"begun with epsilon=4\.0"):

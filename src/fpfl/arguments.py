@@ -111,8 +111,12 @@ def check_settings(
     rounds: int,
     samples_per_user: int | None,
     learning_rate: float,
+    look: bool = True,
 ) -> None:
-    """Refuse numbers out of range, and a constraint that this data cannot say anything about."""
+    """Refuse numbers out of range, and a constraint that this data cannot say anything about.
+
+    The latter looks at data, where that is allowed.
+    """
     for name, number in (("cohort", cohort), ("rounds", rounds)):
         if not isinstance(number, int | np.integer) or isinstance(number, bool):
             raise ValueError(f"{name} is {number!r}; give a whole number")
@@ -131,10 +135,9 @@ def check_settings(
     schema = data.schema
     constraint.check(schema.classes, schema.label_range)
     groups = constraint.bind(schema.attributes)
-    # This looks at data: whoever has it all in one place sees the message, before anything is
-    # released. A deployment, whose server has no data, cannot make this check; nor is a population
-    # read from disk for it, and a part of one could not tell that a group is empty.
-    if data.lazy:
+    # A deployment, whose server has no data, cannot make this check; nor is a population read from
+    # disk for it, and a part of one could not tell that a group is empty.
+    if data.lazy or not look:
         return
     member, names = groups.membership(data.attributes), groups.names
     for rate in constraint.rates:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,6 +61,7 @@ class Begun:
             delta=self.plan.delta,
             budget=budget,
             order=None if budget is None else good_order(budget, self.plan.delta, mechanism),
+            cap=self.cap,
         )
 
     def differing(self, fingerprints: dict[str, str]) -> list[str]:
@@ -83,6 +85,7 @@ def begun_with(
     functions = [f for r in constraint.rates for f in (r.condition, r.true)] if constraint else []
     about = environment()
     bits = {"seeds": repr(seeds), "threads": about["threads"], "gpu": about["gpu"]}
+    settings = json.loads(json.dumps(settings))  # as they are read from a file again
     return Begun(
         settings=settings,
         fingerprints={
@@ -109,7 +112,7 @@ def _budget(plan: PrivacyPlan | None, privacy: Privacy | None, resumed: bool) ->
     except MissingAccountantError:
         return privacy.budget
     if privacy.budget is None:
-        return planned
+        return planned or None  # ε = 0 has room for nothing
     if privacy.budget < planned * (1 - 1e-9):
         raise ValueError(
             f"the budget is ε = {privacy.budget:g}, and the planned rounds alone cost "
@@ -145,10 +148,13 @@ def statement(
     """What a run promises: as planned, or what the filter of changed settings kept to."""
     if plan is None:
         return None
+    limit = None if ledger is None else ledger.filter
+    if ledger is not None and limit is None:
+        # Whoever stops before T has chosen so after looking: ε is that of all T rounds.
+        plan = plan.with_rounds(ledger.planned)
     said = plan.statement(seeded_noise=seeded_noise, seeded_cohorts=seeded_cohorts)
     if ledger is None:
         return said
-    limit = ledger.filter
     if limit is not None:
         said = said.filtered(limit, ledger.charges, len(ledger.changes))
     if ledger.population is not None:

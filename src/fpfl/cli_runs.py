@@ -67,19 +67,26 @@ def resume(
 ) -> None:
     """Go on with a run: after a crash, or with more rounds where its budget allows."""
     from fpfl.config import load_config
-    from fpfl.folder import RunFolder, finished, read_about
+    from fpfl.folder import RunFolder, finished, look, read_about
 
-    read_about(run)
+    about = read_about(run)
     origin = _origin(run)
     if finished(run) and rounds is None and config is None:
         print(f"{run} is finished; nothing is left to do. To go on, give --rounds or --config.")
         return
     settings = load_config(config or run / "config.toml")
+    if rounds is None and config is None:
+        # T may have been raised before, for a resumption that was cut off itself.
+        rounds = int((look(run).settings or about["settings"])["rounds"])
     if rounds is not None:
         training = settings.training.model_copy(update={"rounds": rounds})
         settings = settings.model_copy(update={"training": training})
     keep = RunFolder(
-        run, resume=True, moved=moved, checkpoint_every=settings.training.checkpoint_every
+        run,
+        resume=True,
+        moved=moved,
+        checkpoint_every=settings.training.checkpoint_every,
+        files={} if config is None else {"config.toml": config.read_text(encoding="utf-8")},
     )
     _run(settings, origin, keep, simulation)
 
@@ -95,6 +102,12 @@ def evaluate(
     bound: Annotated[
         float | None, typer.Option(help="How many samples one user may weigh.")
     ] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="The held-out users' own population ledger.")
+    ] = None,
+    moved: Annotated[
+        bool, typer.Option(help="The folder was moved or restored; no other copy is used.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Release a finished model's counts on held-out users once, with noise, and judge by them.
@@ -107,6 +120,7 @@ def evaluate(
     from fpfl.folder import LEDGER, finished
     from fpfl.heldout import plan_heldout
     from fpfl.privacy.ledger import RunLedger
+    from fpfl.privacy.population import PopulationLedger
     from fpfl.store.files import write_whole
 
     if not finished(run):
@@ -133,8 +147,12 @@ def evaluate(
         bound=bound,
     )
     plan.check(model, people)
-    with RunLedger.of_finished(run / LEDGER) as ledger:
-        ledger.evaluation(plan.mechanism, plan.epsilon, plan.delta)
+    with RunLedger.of_finished(run / LEDGER, moved=moved) as own:
+        own.evaluation(plan.mechanism, plan.epsilon, plan.delta)
+        if ledger is not None:
+            with PopulationLedger.open(ledger) as theirs:
+                theirs.charge(own.run, plan.mechanism, None, "evaluation")
+                theirs.sync()
         released = plan.release(model.eval(), people)
         text = f"{json.dumps(released.as_dict(), indent=1)}\n"
         write_whole(run / "evaluation-private.json", text.encode())

@@ -1,6 +1,7 @@
 """The run folder: where a run is written down, and what it says about its run.
 
-run.json schema.json environment.json    what was begun, with fingerprints
+run.json schema.json environment.json    what was begun
+fingerprints.json config.toml            of the data, and with seeds: confidential
 ledger.jsonl                             every charge, before what it pays for is used
 checkpoint-*.safetensors totals-*.bin    the server's state, and the totals released since
 cohorts-*.bin withdrawals.txt            who took part (with a cap), who withdrew: confidential
@@ -20,22 +21,32 @@ from fpfl.store.chain import ChainError
 
 FORMAT = 1
 LEDGER = "ledger.jsonl"
+FINGERPRINTS = "fingerprints.json"
 _ABOUT = {
     "run": str,
     "simulation": bool,
     "strict": bool,
     "settings": dict,
-    "fingerprints": dict,
     "population_ledger": str | None,
 }
 """What ``run.json`` has besides its format."""
-_RECORDS = {
-    "open": ("folder", "population"),
-    "resume": ("folder", "settings"),
-    "finish": ("rounds",),
-    "evaluation": ("epsilon", "delta"),
+_RECORDS: dict[str, dict[str, Any]] = {
+    "open": {"run": str, "simulation": bool, "population": bool},
+    "place": {"folder": list},
+    "resume": {"settings": dict},
+    "charge": {"round": int},
+    "change": {"rounds": int},
+    "finish": {"rounds": int},
+    "evaluation": {"epsilon": int | float, "delta": int | float},
 }
 """What is asked of a ledger's records after they were read."""
+_TERMS: dict[str, Any] = {
+    "rounds": int,
+    "delta": int | float,
+    "budget": int | float | None,
+    "order": int | None,
+    "cap": int | None,
+}
 
 
 @dataclass(frozen=True)
@@ -98,10 +109,8 @@ def read_about(path: Path) -> dict[str, Any]:
             " upgrade fpfl to resume it"
         )
     wrong = [name for name, kind in _ABOUT.items() if not isinstance(about.get(name, ...), kind)]
-    if not wrong:
-        settings = about["settings"]
-        good = isinstance(settings.get("privacy", ...), dict | None)
-        wrong = [] if good and type(settings.get("population")) is int else ["settings"]
+    if not wrong and not _good_settings(about["settings"]):
+        wrong = ["settings"]
     if wrong:
         raise ValueError(
             f"{file} lacks {wrong}, or has something else in their places; put an intact copy in "
@@ -122,13 +131,48 @@ def look(path: Path) -> RunLedger:
         with RunLedger.look(path / LEDGER) as ledger:
             # Every record but the last is vouched for by the one after it.
             for record in ledger.chain.records:
-                for name in _RECORDS.get(record["kind"], ()):
-                    record[name]
+                _check_kinds(record, _RECORDS.get(record["kind"], {}))
+                if record["kind"] == "resume" and not _good_settings(record["settings"]):
+                    raise TypeError(f"the settings {record['settings']!r}")
+            if ledger.terms is not None:
+                _check_kinds(ledger.terms.as_dict(), _TERMS)
             return ledger
-    except (KeyError, TypeError, AttributeError) as error:
+    except ChainError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ChainError(
             f"{path / LEDGER} is not the ledger of a run ({error!r}); put an intact copy in its "
             "place"
+        ) from error
+
+
+def _check_kinds(record: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
+    for name, kind in kinds.items():
+        if not isinstance(record[name], kind) or (kind is int and type(record[name]) is bool):
+            raise TypeError(f"{name} is {record[name]!r}")
+
+
+def _good_settings(settings: Mapping[str, Any]) -> bool:
+    """Whether there is in plain settings what is asked of them later."""
+    kinds = {"privacy": dict | None, "optimizer": dict | None, "population": int}
+    return all(isinstance(settings.get(name, ...), kind) for name, kind in kinds.items())
+
+
+def read_fingerprints(path: Path) -> dict[str, str]:
+    """The fingerprints of what a run was begun with.
+
+    They are in a file of their own, for its owner alone: whoever knows all users but one could try
+    out that one's data against a digest.
+    """
+    file = path / FINGERPRINTS
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise TypeError(f"it holds {found!r}")
+        return {str(name): str(digest) for name, digest in found.items()}
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise ValueError(
+            f"{file} is not what a run writes ({error!r}); put an intact copy in its place"
         ) from error
 
 

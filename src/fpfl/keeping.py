@@ -6,9 +6,19 @@ import os
 import secrets
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from fpfl.begun import Begun
-from fpfl.folder import FORMAT, LEDGER, RunFolder, as_json, look, read_about
+from fpfl.folder import (
+    FINGERPRINTS,
+    FORMAT,
+    LEDGER,
+    RunFolder,
+    as_json,
+    look,
+    read_about,
+    read_fingerprints,
+)
 from fpfl.privacy.filter import Mechanism
 from fpfl.privacy.ledger import RunLedger
 from fpfl.privacy.population import PopulationLedger
@@ -16,11 +26,27 @@ from fpfl.server.journal import Journal, Past, begin_state, check_charges, read_
 from fpfl.server.ranks import Ranks
 from fpfl.server.state import ServerState
 from fpfl.server.withdrawals import WITHDRAWALS, read_withdrawals
-from fpfl.store.files import explained, write_whole
+from fpfl.store.files import explained, sync_folder, write_whole
 from fpfl.store.locks import held
 
-_BEGINNING = ("run.json", "schema.json", "environment.json", "checkpoint-00000000.safetensors")
+_BEGINNING = (
+    "run.json",
+    "schema.json",
+    "environment.json",
+    "fingerprints.json",
+    "checkpoint-00000000.safetensors",
+)
 """What is written before the ledger, with which a run has begun."""
+_REPLAYED = (
+    "learning_rate",
+    "optimizer",
+    "method",
+    "tolerance",
+    "normaliser",
+    "selection",
+    "selection_window",
+)
+"""Settings that say what follows from totals: those since a checkpoint need the ones they had."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +55,7 @@ class Kept:
 
     past: Past
     journal: Journal | None
+    seeded_cohorts: bool
 
 
 def opened(folder: RunFolder, begun: Begun, state: ServerState, ranks: Ranks) -> Kept:
@@ -38,7 +65,10 @@ def opened(folder: RunFolder, begun: Begun, state: ServerState, ranks: Ranks) ->
     """
     if not ranks.first:
         ranks.numbers_from_first([0])
-        return Kept(read_past(folder.path, begun.simulation, begun.cap), None)
+        past = read_past(folder.path, begun.simulation, begun.cap)
+        seeded = _seeded_cohorts(folder.path, look(folder.path))
+        ranks.numbers_from_first([0])
+        return Kept(past, None, seeded)
     if folder.resume:
         _check_first(folder, begun, state)
     ledger = _resume(folder) if folder.resume else _begin(folder, begun, state)
@@ -55,7 +85,15 @@ def opened(folder: RunFolder, begun: Begun, state: ServerState, ranks: Ranks) ->
         ledger.close()
         raise
     ranks.numbers_from_first([0])  # the others may read now
-    return Kept(past, journal)
+    ranks.numbers_from_first([0])  # and have read, before anything is added
+    return Kept(past, journal, _seeded_cohorts(folder.path, ledger))
+
+
+def _seeded_cohorts(path: Path, ledger: RunLedger) -> bool:
+    """Whether any part of a run drew its cohorts from a seed."""
+    resumed = [r["settings"] for r in ledger.chain.records if r["kind"] == "resume"]
+    parts = [read_about(path)["settings"], *resumed]
+    return any(part["seeded_cohorts"] for part in parts)
 
 
 def _begin(folder: RunFolder, begun: Begun, state: ServerState) -> RunLedger:
@@ -63,6 +101,7 @@ def _begin(folder: RunFolder, begun: Begun, state: ServerState) -> RunLedger:
     path = folder.path
     with explained(path, "Nothing was begun; name a folder that can be written to"):
         path.mkdir(parents=True, exist_ok=True)
+        sync_folder(path.parent)
         there = {item.name for item in path.iterdir()}
     # What a crash left of a beginning, before the ledger: nothing had been computed yet.
     names = (*_BEGINNING, *folder.files)
@@ -79,11 +118,11 @@ def _begin(folder: RunFolder, begun: Begun, state: ServerState) -> RunLedger:
         "simulation": begun.simulation,
         "strict": begun.strict,
         "settings": begun.settings,
-        "fingerprints": begun.fingerprints,
         "population_ledger": None if folder.ledger is None else str(folder.ledger.resolve()),
     }
     for name, content in folder.files.items():
-        write_whole(path / name, content.encode())
+        write_whole(path / name, content.encode(), mode=0o600)  # seeds may be in it
+    write_whole(path / FINGERPRINTS, as_json(begun.fingerprints), mode=0o600)
     for name, values in (("schema", begun.schema), ("environment", begun.environment)):
         write_whole(path / f"{name}.json", as_json(values))
     begin_state(path, state)
@@ -104,7 +143,7 @@ def _check_first(folder: RunFolder, begun: Begun, state: ServerState) -> None:
     """
     path = folder.path
     about = read_about(path)
-    changed = begun.differing(about["fingerprints"])
+    changed = begun.differing(read_fingerprints(path))
     if about["strict"] and changed:
         raise ValueError(
             f"the seeded run in {path} was begun with other {' and '.join(changed)}: "
@@ -126,10 +165,12 @@ def _check_first(folder: RunFolder, begun: Begun, state: ServerState) -> None:
             "that belongs to the other"
         )
     _check_same_kind(path, begun, ledger)
+    old = ledger.settings or about["settings"]
+    _check_settings(path, old, begun.settings, past)
     _check_state(path, past.state, state)
     if past.state.optimizer:
-        old = (ledger.settings or about["settings"]).get("optimizer")
-        kinds = [(given or {"kind": "SGD"})["kind"] for given in (old, begun.settings["optimizer"])]
+        old, new = (ledger.settings or about["settings"])["optimizer"], begun.settings["optimizer"]
+        kinds = [(given or {"kind": "SGD"}).get("kind") for given in (old, new)]
         if kinds[0] != kinds[1]:
             raise ValueError(
                 f"the run in {path} has the state of the optimiser {kinds[0]}, which "
@@ -140,6 +181,28 @@ def _check_first(folder: RunFolder, begun: Begun, state: ServerState) -> None:
         raise ValueError(
             f"{path / WITHDRAWALS} names user {max(users)}; indices run from 0 to "
             f"{population - 1}. Correct it"
+        )
+
+
+def _check_settings(path: Path, old: dict[str, Any], new: dict[str, Any], past: Past) -> None:
+    """Refuse settings under which what was released would mean something else."""
+    if old.get("layout") != new["layout"]:
+        raise ValueError(
+            f"the run in {path} releases other totals: v is laid out as {old.get('layout')}, with "
+            f"these settings it would be {new['layout']}. Resume it with the constraint, the "
+            "counts and the model that it was begun with"
+        )
+    if new["rounds"] < past.next_round - 1:
+        raise ValueError(
+            f"the run in {path} has released {past.next_round - 1} rounds, and T = {new['rounds']} "
+            "is less; leave it as it is"
+        )
+    different = [name for name in _REPLAYED if old.get(name) != new[name]]
+    if different and past.totals:
+        raise ValueError(
+            f"the run in {path} has {len(past.totals)} rounds since its last checkpoint, which "
+            f"were computed with another {' and '.join(different)}: resume it as it was, and "
+            "change settings when it has ended"
         )
 
 
@@ -194,11 +257,13 @@ def _go_on(folder: RunFolder, begun: Begun, past: Past, ledger: RunLedger) -> No
     ]
     notes = [
         f"{n} differ from the beginning"
-        for n in begun.differing(about["fingerprints"])
+        for n in begun.differing(read_fingerprints(folder.path))
         if n != "settings"
     ]
     if begun.plan is not None:
-        ledger.go_on(Mechanism.of(begun.plan), begun.plan.rounds, what)
+        ledger.go_on(Mechanism.of(begun.plan), begun.plan.rounds, begun.cap, what)
+    for name, content in folder.files.items():
+        write_whole(folder.path / name, content.encode(), mode=0o600)
     ledger.resume(
         folder.path / LEDGER, past.next_round, [*notes, *what, *past.notes], begun.settings
     )

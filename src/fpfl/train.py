@@ -29,7 +29,7 @@ from fpfl.arguments import (
 from fpfl.begun import begun_with, noise_kept, statement
 from fpfl.data.federated import FederatedDataset
 from fpfl.fairness.constraints import Constraint
-from fpfl.folder import RunFolder, as_run_folder
+from fpfl.folder import RunFolder, as_run_folder, look
 from fpfl.keeping import opened
 from fpfl.methods import Method
 from fpfl.privacy.settings import Clipping, Privacy, Sampling
@@ -136,7 +136,11 @@ def train(
     flat, data = prepared(model, data, device)
     method = chosen_method(method, constraint)
     clipping = chosen_clipping(privacy, clip)
-    check_settings(data, constraint, cohort, rounds, samples_per_user, learning_rate)
+    check_settings(
+        data, constraint, cohort, rounds, samples_per_user, learning_rate,
+        # A real private run says nothing about its data but through noise.
+        look=privacy is None or noise_seed is not None,
+    )  # fmt: skip
     check_words(selection, sampling, selection_window, precision)
     ranks = Ranks.current()
     basis: Literal["paper", "split"] = "split" if clipping and clipping.counts else "paper"
@@ -194,6 +198,7 @@ def train(
         "selection_window": selection_window,
         "seeded_cohorts": seed is not None,
         "seeded_noise": noise_seed is not None,
+        "layout": plain_value(engine.layout),
     }
     alike = (settings, plan, blocks, engine.layout, seed)
     ranks.check_same({"data": fingerprint(data), "settings": repr(alike).encode()})
@@ -229,11 +234,14 @@ def train(
         notes += kept.past.notes if kept else ()
         for note in (*notes, *([outcome.stopped] if outcome.stopped else [])):
             warnings.warn(note, FpflWarning, stacklevel=2)
-        ledger = kept.journal.ledger if kept and kept.journal else None
+        ledger = None
+        if kept and where:
+            ledger = kept.journal.ledger if kept.journal else look(where.path)
+        seeded_cohorts = seed is not None or (kept is not None and kept.seeded_cohorts)
         run = Run(
             model=with_parameters(flat, outcome.w),
             history=outcome.history,
-            privacy=statement(plan, ledger, noise_seed is not None, seed is not None),
+            privacy=statement(plan, ledger, noise_seed is not None, seeded_cohorts),
             selected=outcome.selected,
             constraint=constraint,
             stopped=outcome.stopped,

@@ -16,6 +16,7 @@ the same noise again, so the second charge would pay for the same release: it is
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ class Terms:
     """What a private run may cost, fixed before it begins.
 
     ``budget`` is ε of the filter at ``delta`` and ``order``, in case settings are changed later;
-    None where no accountant was there to compute it.
+    None where no accountant was there to compute it. ``cap`` is on participations.
     """
 
     mechanism: Mechanism
@@ -44,6 +45,7 @@ class Terms:
     delta: float
     budget: float | None
     order: int | None
+    cap: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """As plain values, for JSON."""
@@ -53,6 +55,7 @@ class Terms:
             "delta": self.delta,
             "budget": self.budget,
             "order": self.order,
+            "cap": self.cap,
         }
 
     @classmethod
@@ -80,6 +83,7 @@ class RunLedger:
         self.charged: set[int] = set()
         self.changes: list[dict[str, Any]] = []
         self.evaluated: dict[str, Any] | None = None
+        self._charge_lines = 0
         self._mechanism = self.terms.mechanism if self.terms else None
         self._rounds = self.terms.rounds if self.terms else 0
         for record in chain.records:
@@ -103,11 +107,17 @@ class RunLedger:
             run=run,
             simulation=simulation,
             terms=terms.as_dict() if terms else None,
-            folder=_identity(path),
             population=population is not None,
         )
-        chain.lock()
-        os.rename(part, path)
+        try:
+            chain.lock()
+            chain.append("place", folder=_identity(part))
+            chain.sync()
+            os.link(part, path)  # unlike a rename, it fails where there is a ledger already
+        except BaseException:
+            chain.close()
+            raise
+        part.unlink()
         sync_folder(path.parent)
         chain.path = path
         return cls(chain, population)
@@ -132,9 +142,18 @@ class RunLedger:
         return ledger
 
     @classmethod
-    def of_finished(cls, path: Path) -> RunLedger:
+    def of_finished(cls, path: Path, *, moved: bool = False) -> RunLedger:
         """Open the ledger of a finished run to record what is released about its model."""
-        return cls(Chain.open(path, lock=True), None)
+        chain = Chain.open(path, lock=True)
+        try:
+            ledger = cls(chain, None)
+            ledger._check_copy(path, moved)
+            if moved:
+                chain.append("place", folder=_identity(path))
+        except BaseException:
+            chain.close()
+            raise
+        return ledger
 
     @classmethod
     def look(cls, path: Path) -> RunLedger:
@@ -145,6 +164,11 @@ class RunLedger:
     def mechanism(self) -> Mechanism | None:
         """What one round costs now; None without privacy."""
         return self._mechanism
+
+    @property
+    def planned(self) -> int:
+        """T as it was planned, or last changed to: what ε is about, however few rounds are run."""
+        return self._rounds
 
     @property
     def spent(self) -> int:
@@ -172,12 +196,11 @@ class RunLedger:
         self, path: Path, next_round: int, notes: list[str], settings: dict[str, Any]
     ) -> None:
         """Record that the run goes on from a round, and with which settings."""
-        self.chain.append(
-            "resume", round=next_round, folder=_identity(path), notes=notes, settings=settings
-        )
+        self.chain.append("place", folder=_identity(path))
+        self.chain.append("resume", round=next_round, notes=notes, settings=settings)
         self.chain.sync()
 
-    def go_on(self, mechanism: Mechanism, rounds: int, what: list[str]) -> None:
+    def go_on(self, mechanism: Mechanism, rounds: int, cap: int | None, what: list[str]) -> None:
         """Put a run that goes on under the filter, where a round, or T, costs other than planned.
 
         Composition is adaptive: what the users are asked may depend on all that was released. So
@@ -188,6 +211,11 @@ class RunLedger:
             raise ValueError(
                 "the run was begun without privacy and cannot go on with it: start a new one"
             )
+        if cap != self.terms.cap:
+            raise ValueError(
+                f"the run was begun with max_participations={self.terms.cap}, which its ε rests "
+                f"on, and cannot go on with {cap}: start a new run"
+            )
         if mechanism == self._mechanism and rounds <= self._rounds:
             return
         old = self.terms.mechanism
@@ -197,7 +225,14 @@ class RunLedger:
                 f"cannot go on with {mechanism.neighbours} and {mechanism.population}: start a new "
                 "run, with a population ledger that adds them up"
             )
-        self._filter()  # says so where there is none
+        room, left = self._filter().room(self.charges, mechanism), self._rounds - self.spent
+        if room <= left and not self.changes:
+            raise ValueError(
+                f"under the privacy filter that other rounds or noise need, the budget of "
+                f"ε = {self.terms.budget:g} has room for {room} more rounds, and as planned there "
+                f"are {left}: go on as planned. (A filter costs more than a plan; a run that may "
+                "be changed later needs Privacy(budget=...) from the beginning)"
+            )
         record = {"mechanism": mechanism.as_dict(), "rounds": rounds, "what": what}
         self.chain.append("change", **record)
         self.chain.sync()
@@ -215,13 +250,11 @@ class RunLedger:
         if self.population is not None:
             self.population.charge(self.run, self._mechanism, round)
 
-    def sync(self) -> None:
-        """Wait until all charges are on the disk."""
-        if self._mechanism is None:
-            return
-        self.chain.sync()
-        if self.population is not None:
-            self.population.sync()
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """The open files that charges are written to, for whoever syncs them."""
+        mine = self.chain.descriptor
+        return (mine,) if self.population is None else (mine, self.population.descriptor)
 
     def withdrawal(self, round: int, users: int) -> None:
         """Record that so many users have withdrawn and are left out from a round on."""
@@ -248,6 +281,8 @@ class RunLedger:
     def close(self) -> None:
         """Let others open the ledger."""
         self.chain.close()
+        if self.population is not None:
+            self.population.close()
 
     def __enter__(self) -> RunLedger:
         return self
@@ -264,6 +299,7 @@ class RunLedger:
         if self._mechanism is not None and count:
             self.charges[self._mechanism] = self.charges.get(self._mechanism, 0) + count
             if kind == "charge":
+                self._charge_lines += 1
                 self.charged.add(record["round"])
         elif kind == "change":
             self._mechanism = Mechanism.from_dict(record["mechanism"])
@@ -306,7 +342,7 @@ class RunLedger:
         return PrivacyFilter(terms.budget, terms.delta, terms.order)
 
     def _check_copy(self, path: Path, moved: bool) -> None:
-        last = [r for r in self.chain.records if r["kind"] in ("open", "resume")][-1]
+        last = [r for r in self.chain.records if r["kind"] == "place"][-1]
         if last["folder"] != _identity(path) and not moved:
             raise CopiedRunError(
                 f"{path.parent} is not the folder that this run was written to: it was copied, "
@@ -322,24 +358,31 @@ class RunLedger:
             )
         if self.population is None:
             return
-        known, mine = self.population.charged_rounds(self.run), self.spent
-        if known > mine:
+        known, mine = self.population.charged_rounds(self.run), self._charge_lines
+        # One more or less is a crash between the two files, before anything was released.
+        if known > mine + 1:
             raise CopiedRunError(
                 f"the population's ledger has {known} charges of this run, the run's own has "
                 f"{mine}: this folder is an old copy, and another one went on. Resume that one"
             )
-        # A crash between the two files; more than that cannot come from one.
-        if mine - known > 1:
+        if mine > known + 1:
             raise ChainError(
                 f"the population's ledger has {known} charges of this run, the run's own has "
                 f"{mine}: lines were taken out of the population's file. Put an intact copy of it "
                 "in its place"
             )
-        if mine > known and self._mechanism is not None:
-            self.population.charge(self.run, self._mechanism, None, "charge lost in a crash")
-            self.population.sync()
+        if self._mechanism is None:
+            return
+        if known > mine:
+            self.chain.append("charge", round=0)
+            self._take({"kind": "charge", "round": 0})
+        elif mine > known:
+            # Where its budget is spent, the next round will say so.
+            with suppress(BudgetExhaustedError):
+                self.population.charge(self.run, self._mechanism, None, "charge lost in a crash")
+                self.population.sync()
 
 
-def _identity(path: Path) -> int:
-    """What a copy of a folder does not have in common with it: the file system's number for it."""
-    return path.parent.stat().st_ino
+def _identity(path: Path) -> list[int]:
+    """What a copy does not have in common: the file system's numbers for folder and ledger."""
+    return [path.parent.stat().st_ino, path.stat().st_ino]

@@ -7,8 +7,9 @@ be exchanged one by one.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 from fpfl.privacy._checks import cohort_of, positive_number, whole_number
@@ -203,6 +204,15 @@ real_population
         # Nobody has seen this plan yet. Making a second one would warn twice about the same δ.
         object.__setattr__(plan, "noise_multiplier", noise)
         return plan
+
+    def with_rounds(self, rounds: int) -> PrivacyPlan:
+        """The same plan for another T."""
+        if rounds == self.rounds:
+            return self
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PrivacyWarning)  # it was said of this plan already
+            return PrivacyPlan(**values | {"rounds": rounds})
 
     def noise_stddev(self, name: str) -> float:
         """Standard deviation of the noise on a block, s_b = C_b · σ / √ρ_b."""

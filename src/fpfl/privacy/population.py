@@ -171,6 +171,11 @@ class PopulationLedger:
             self._chain.append("charge", **fields)
             self._take()
 
+    @property
+    def descriptor(self) -> int:
+        """The open file, for whoever syncs it elsewhere."""
+        return self._chain.descriptor
+
     def sync(self) -> None:
         """Return when all charges are on disk. For any thread, at any time."""
         self._chain.sync()

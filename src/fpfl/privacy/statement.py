@@ -141,8 +141,8 @@ class PrivacyStatement:
         cohort that any of them had.
         """
         rounds = sum(charges.values())
-        least = min(mechanism.noise_multiplier for mechanism in charges)
-        most = max(mechanism.cohort for mechanism in charges)
+        least = min([m.noise_multiplier for m in charges], default=self.noise_multiplier)
+        most = max([m.cohort for m in charges], default=self.cohort)
         users = self.real_population or self.population
         times = self.participations
         if not self.participations_capped and rounds:

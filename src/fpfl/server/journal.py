@@ -2,7 +2,7 @@
 
     charge t ──► compute v_t ──► wait until the charge is on the disk ──► log v_t ──► use v_t
 
-The disk is waited for by a thread while the users' statistics are computed, so that an ordinary
+A small process waits for the disk while the users' statistics are computed, so that an ordinary
 disk costs little. After a crash the logged totals are used again, never drawn again.
 """
 
@@ -23,10 +23,11 @@ from torch import Tensor
 from fpfl.privacy.ledger import RunLedger
 from fpfl.server.state import CLASSES, ServerState
 from fpfl.server.withdrawals import WITHDRAWALS, read_withdrawals
-from fpfl.store.background import Background
 from fpfl.store.chain import ChainError
 from fpfl.store.checkpoints import DamagedError, load_checkpoint, save_checkpoint
+from fpfl.store.files import explained
 from fpfl.store.roundlog import Record, RoundLog, read_rounds
+from fpfl.store.syncing import SyncProcess
 
 _NAME = re.compile(
     r"(?P<kind>checkpoint|totals|cohorts)-((?P<session>[0-9]{4,})-)?(?P<round>[0-9]{8,})"
@@ -84,7 +85,9 @@ class Journal:
         self._log = self._new("totals", self.next_round)
         self._cohorts = self._new("cohorts", self.next_round) if capped else None
         self._rows: list[str] = []
-        self._syncing = Background(ledger.sync, "fpfl-ledger")
+        # A ledger without charges need not be waited for.
+        self._syncing = SyncProcess(ledger.descriptors) if ledger.terms is not None else None
+        self._follow()
         self._withdrawn: frozenset[int] = frozenset()
         self._withdrawals = os.fspath(folder / WITHDRAWALS)
         self._seen: tuple[int, int] | None = None
@@ -94,7 +97,7 @@ class Journal:
     def charge(self, round: int) -> None:
         """Write a round's charge and let the disk have it; a spent budget is an error."""
         self.ledger.charge(round)
-        if self.ledger.terms is not None:
+        if self._syncing is not None:
             self._syncing.start()
 
     def drawn(self, round: int, users: NDArray[np.int64]) -> None:
@@ -104,7 +107,11 @@ class Journal:
 
     def wait(self) -> None:
         """Wait until the charge is on the disk: nothing may leave the third party before."""
-        self._syncing.wait()
+        if self._syncing is not None:
+            with explained(
+                self.ledger.chain.path, "Its totals were not used; mend the disk, resume"
+            ):
+                self._syncing.wait()
         if self._cohorts is not None:
             self._cohorts.sync()
 
@@ -150,17 +157,24 @@ class Journal:
         if self._log.bytes and state.round >= self.next_round:
             self._log.close()
             self._log = self._new("totals", state.round + 1)
+            self._follow()
         _prune(self.folder)
 
     def close(self) -> None:
         """Close all files; others may open the run."""
         try:
-            self._syncing.close()
+            if self._syncing is not None:
+                self._syncing.close()
         finally:
             self._log.close()
             if self._cohorts is not None:
                 self._cohorts.close()
             self.ledger.close()
+
+    def _follow(self) -> None:
+        # With the next charge: a power cut loses the totals of one round at most.
+        if self._syncing is not None:
+            self._syncing.follow(self._log.path)
 
     def _new(self, kind: str, round: int) -> RoundLog:
         return RoundLog(self.folder / f"{kind}-{self._name.format(round)}")

@@ -97,11 +97,15 @@ def serve(
     parameter = torch.nn.Parameter(state.w.to(w.device, copy=True))
     optimizer = settings.optimizer([parameter])
     if state.optimizer:
+        asked = [dict(group) for group in optimizer.param_groups]
         optimizer.load_state_dict(state.optimizer)
+        for group, given in zip(optimizer.param_groups, asked, strict=True):
+            # Its state is the run's; its settings are what is asked for now.
+            group.update({name: value for name, value in given.items() if name != "params"})
     method = moved(state.method, w.device)
-    selection = moved(state.selection, w.device).until(settings.rounds, state.round)
+    selection = moved(state.selection, w.device).under(_selection(settings), state.round)
     history = list(state.history)
-    stopped = None
+    stopped = diverged = None
     for t in range(state.round + 1, settings.rounds + 1):
         before = parameter.detach().clone()
         try:
@@ -120,6 +124,7 @@ def serve(
                 f"training diverged in round {t}: the update is not finite. The last good model "
                 "is kept; use a smaller learning rate, or clip"
             )
+            diverged = t
             parameter.data.copy_(before)
             break
         row = describe(t, totals, method, layout, settings.tolerance)
@@ -131,6 +136,10 @@ def serve(
         if keeper is not None and keeper.due(t):
             rest = optimizer.state_dict()
             keeper.keep(ServerState(t, after, rest, method, selection, history))
+    if keeper is not None and diverged is None and len(history) > state.round:
+        # The end is a state like any other: a run that goes on later begins from it.
+        rest = optimizer.state_dict()
+        keeper.keep(ServerState(len(history), parameter.detach(), rest, method, selection, history))
     chosen, how = selection.choose(parameter.detach().clone(), len(history))
     return Outcome(chosen, how, history, stopped)
 
@@ -143,10 +152,14 @@ def begin(w: Tensor, settings: ServerSettings) -> ServerState:
         w=w,
         optimizer={},
         method=MethodState.zeros(len(layout.rates), len(layout.groups), w.device),
-        selection=Selection(
-            settings.selection, settings.rounds, settings.tolerance, settings.selection_window
-        ),
+        selection=_selection(settings),
         history=[],
+    )
+
+
+def _selection(settings: ServerSettings) -> Selection:
+    return Selection(
+        settings.selection, settings.rounds, settings.tolerance, settings.selection_window
     )
 
 

@@ -82,12 +82,15 @@ class Selection:
             return replace(self, mean=mean, averaged=count)
         return self
 
-    def until(self, rounds: int, done: int) -> Selection:
-        """The same for another T, after ``done`` rounds."""
+    def under(self, new: Selection, done: int) -> Selection:
+        """What is remembered after ``done`` rounds, for a run that goes on with a new rule or T."""
+        if (self.rule, self.tolerance, self.window) != (new.rule, new.tolerance, new.window):
+            return new
         # A mean that began before the second half of the new T begins anew.
-        early = self.mean is not None and done - self.averaged < rounds // 2
-        kept = replace(self, mean=None, averaged=0) if early and rounds != self.rounds else self
-        return replace(kept, rounds=rounds)
+        early = self.mean is not None and done - self.averaged < new.rounds // 2
+        if early and new.rounds != self.rounds:
+            return new
+        return replace(self, rounds=new.rounds)
 
     def choose(self, last: Tensor, rounds_done: int) -> tuple[Tensor, str]:
         """Return the selected parameters and, in words, which model they are."""

@@ -142,6 +142,11 @@ class Chain:
         return chain
 
     @property
+    def descriptor(self) -> int:
+        """The open file, for whoever syncs it elsewhere."""
+        return self._fd
+
+    @property
     def head(self) -> tuple[int, str]:
         """(n, hash) of the last record. Kept elsewhere, it shows a cut or changed tail later."""
         return self._head.n, self._head.hash
