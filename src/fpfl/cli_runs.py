@@ -311,7 +311,7 @@ def _run(settings: Config, origin: dict[str, Any], keep: RunFolder, simulation: 
     for name, part in parts.items():
         if part is not None:
             evaluation = run.evaluate(part)
-            content = {"on": name, "mark": SIMULATION_ONLY, **evaluation.as_dict()}
+            content = evaluation.as_dict() | {"on": name, "mark": SIMULATION_ONLY}
             text = f"{json.dumps(content, indent=1)}\n"
             write_whole(keep.path / f"evaluation-{name.split()[0]}.json", text.encode())
             print(f"\nOn the {name} ({SIMULATION_ONLY}):\n{evaluation}")

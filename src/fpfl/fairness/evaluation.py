@@ -9,6 +9,9 @@ from typing import Any, Literal
 
 Verdict = Literal["within", "outside", "cannot tell"]
 
+MARK = "measured without noise"
+"""What every evaluation says of itself: it is for simulations and public data, and under no ε."""
+
 _SHOWN = 12  # gaps that are printed; a task of many classes has many
 
 
@@ -137,7 +140,8 @@ class Evaluation:
     def as_dict(self) -> dict[str, Any]:
         """Everything as JSON can hold it: NaN becomes None."""
         gaps = {name: gap.as_dict() for name, gap in self.gaps.items()}
-        return _plain({**vars(self), "gaps": gaps, "verdict_in_words": self.verdict_in_words})
+        words = self.verdict_in_words
+        return _plain({**vars(self), "gaps": gaps, "verdict_in_words": words, "mark": MARK})
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
@@ -161,7 +165,10 @@ def _lines(e: Evaluation) -> list[str]:
     what = "absolute error" if e.accuracy is None else "accuracy"
     score = _number(e.error or 0.0 if e.accuracy is None else e.accuracy)
     ends = e.accuracy_interval or e.error_interval or (math.nan, math.nan)
-    lines = [f"{e.samples:,} samples of {e.users:,} users", f"{what} {score} {_interval(*ends)}"]
+    lines = [
+        f"{e.samples:,} samples of {e.users:,} users, {MARK}",
+        f"{what} {score} {_interval(*ends)}",
+    ]
     if e.bootstrap:
         lines[0] += f"; intervals at {100 * e.confidence:.4g}% from {e.bootstrap:,} draws of them"
     if e.gaps:

@@ -7,9 +7,9 @@ What noise in whole numbers costs, compared with the Gaussian N(0, σ²) that ac
 whole numbers are changed by a whole vector of length at most Δ and σ = 2²⁴:
 
 - Rényi divergences of every order are at most the Gaussian's, α Δ²/2σ² (Canonne, Kamath and
-  Steinke 2020: Theorem 4, and its form for vectors). What is derived from them alone holds as it
-  stands: that is the accountant for fixed cohorts.
-- Other accountants, PLD among them, speak of the Gaussian itself. Rounding its noise to whole
+  Steinke 2020: Theorem 4, and its form for vectors). What is derived from them alone, without
+  sampling, holds as it stands.
+- Accountants of sampled cohorts, by PLD and by Rényi DP, speak of the Gaussian itself. Rounding its noise to whole
   numbers is post-processing, so they are right for round(N(0, σ²)). A number of the discrete
   Gaussian has a Kullback-Leibler divergence of 1/(576 σ⁴) from that one, up to a relative error of
   the order σ⁻². So all N numbers that a run releases are within √(N/1152)/σ² < √N · 2⁻⁵³ of it in
