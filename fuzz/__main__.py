@@ -7,6 +7,7 @@ An input that a target fails on is kept under ``out/fuzz/``; give its path to ru
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import resource
@@ -14,11 +15,13 @@ import sys
 import tempfile
 import traceback
 import warnings
+from contextlib import redirect_stderr
 from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["fpfl", "tomllib"]):
+# It names every module that it instruments, on stderr.
+with redirect_stderr(io.StringIO()), atheris.instrument_imports(include=["fpfl", "tomllib"]):
     import torch
 
     from fuzz.targets import TARGETS
@@ -76,12 +79,17 @@ def in_a_process(name: str, options: list[str]) -> int:
         said = log.read_text(errors="replace")
     code = os.waitstatus_to_exitcode(status)
     done = re.search(r"Done (\d+) runs in (\d+) second", said)
-    reached = re.findall(r"cov: (\d+) ft: (\d+)", said)
-    if code or done is None:
+    given = re.findall(r"^Executed (.+) in \d+ ms$", said, re.M)  # single inputs
+    if code or not (done or given):
         print(f"{name}: FAILED (status {code})\n{said[-8000:]}", flush=True)
         return 1
-    figures = f"{int(done[1]):,} runs in {done[2]} s"
-    print(f"{name}: {figures}" + (f", {reached[-1][0]} branches" if reached else ""), flush=True)
+    told = f"{', '.join(given)}: as expected"
+    if done:
+        reached = re.findall(r"cov: (\d+)", said)[-1:]
+        told = ", ".join(
+            [f"{int(done[1]):,} runs in {done[2]} s", *(f"{n} branches" for n in reached)]
+        )
+    print(f"{name}: {told}", flush=True)
     return 0
 
 

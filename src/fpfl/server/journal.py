@@ -36,6 +36,10 @@ _NAME = re.compile(
 LOG_BUDGET = 256 * 2**20
 """Bytes of logged totals after which a checkpoint is made, however few rounds that took."""
 
+LOG_SYNCED = 16
+"""Logged totals survive the process at once. So many rounds of them a power cut may take along, and
+those are charged again: syncing them every round would cost as much as the ledger."""
+
 
 @dataclass(frozen=True)
 class Past:
@@ -98,7 +102,7 @@ class Journal:
         """Write a round's charge and let the disk have it; a spent budget is an error."""
         self.ledger.charge(round)
         if self._syncing is not None:
-            self._syncing.start()
+            self._syncing.start(everything=round % LOG_SYNCED == 0)
 
     def drawn(self, round: int, users: NDArray[np.int64]) -> None:
         """Write down who takes part, where that is counted."""
@@ -172,7 +176,6 @@ class Journal:
             self.ledger.close()
 
     def _follow(self) -> None:
-        # With the next charge: a power cut loses the totals of one round at most.
         if self._syncing is not None:
             self._syncing.follow(self._log.path)
 

@@ -12,20 +12,20 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-# Knows nothing but files: a line in ("s" to sync, or the name of a further file in hexadecimal),
-# for a sync a byte out, the error's number.
+# Knows nothing but files: a line in ("s" to sync, "a" to sync the further file, too, or that file's
+# name in hexadecimal), for a sync a byte out, the error's number.
 _LOOP = """
 import os, sys
 sync = getattr(os, "fdatasync", os.fsync)
 files, last = [int(file) for file in sys.argv[1:]], None
 for line in sys.stdin.buffer:
-    if line != b"s\\n":
+    if line not in (b"s\\n", b"a\\n"):
         if last is not None:
             os.close(last)
         last = os.open(bytes.fromhex(line.decode()), os.O_RDONLY)
         continue
     error = 0
-    for file in files + ([] if last is None else [last]):
+    for file in files + ([] if last is None or line == b"s\\n" else [last]):
         try:
             sync(file)
         except OSError as problem:
@@ -57,16 +57,16 @@ class SyncProcess:
         assert self._process.stdout is not None
         self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
 
-    def start(self) -> None:
-        """Begin to sync all that was written so far."""
+    def start(self, everything: bool = False) -> None:
+        """Begin to sync what was written so far; ``everything``: the file that is followed, too."""
         self._waiting = True
         try:
-            os.write(self._in, b"s\n")
+            os.write(self._in, b"a\n" if everything else b"s\n")
         except OSError as error:
             raise OSError(error.errno, "the process that syncs the ledger is gone") from error
 
     def follow(self, path: Path) -> None:
-        """Sync this file, too, from now on, in place of the last one named."""
+        """Sync this file, too, where everything is to be synced, in place of the last one named."""
         os.write(self._in, os.fsencode(path.resolve()).hex().encode() + b"\n")
 
     def wait(self) -> None:
