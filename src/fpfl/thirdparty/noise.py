@@ -9,12 +9,12 @@ whole numbers are changed by a whole vector of length at most Δ and σ = 2²⁴
 - Rényi divergences of every order are at most the Gaussian's, α Δ²/2σ² (Canonne, Kamath and
   Steinke 2020: Theorem 4, and its form for vectors). What is derived from them alone, without
   sampling, holds as it stands.
-- Accountants of sampled cohorts, by PLD and by Rényi DP, speak of the Gaussian itself. Rounding its noise to whole
-  numbers is post-processing, so they are right for round(N(0, σ²)). A number of the discrete
-  Gaussian has a Kullback-Leibler divergence of 1/(576 σ⁴) from that one, up to a relative error of
-  the order σ⁻². So all N numbers that a run releases are within √(N/1152)/σ² < √N · 2⁻⁵³ of it in
-  total variation (Pinsker), and δ grows by (1 + e^ε) √N · 2⁻⁵³ at most: by 3 · 10⁻¹¹ for a billion
-  numbers at ε = 2. That is neglected.
+- Accountants of sampled cohorts, by PLD and by Rényi DP, speak of the Gaussian itself. Rounding its
+  noise to whole numbers is post-processing, so they are right for round(N(0, σ²)). A number of the
+  discrete Gaussian has a Kullback-Leibler divergence of 1/(576 σ⁴) from that one, up to a relative
+  error of the order σ⁻². So all N numbers that a run releases are within √(N/1152)/σ² < √N · 2⁻⁵³
+  of it in total variation (Pinsker), and δ grows by (1 + e^ε) √N · 2⁻⁵³ at most: by 3 · 10⁻¹¹ for
+  a billion numbers at ε = 2. That is neglected.
 """
 
 from __future__ import annotations
