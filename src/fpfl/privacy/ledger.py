@@ -75,6 +75,8 @@ class RunLedger:
         self.chain = chain
         self.population = population
         first = chain.records[0]
+        if not {"run", "simulation", "terms"} <= first.keys():
+            raise ChainError(f"{chain.path} is not the ledger of a run; name a run's own")
         self.run: str = first["run"]
         self.simulation: bool = first["simulation"]
         terms = first["terms"]

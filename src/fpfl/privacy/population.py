@@ -298,7 +298,7 @@ class PopulationLedger:
         for record in self._chain.records:
             try:
                 self._charges.take(record)
-            except (KeyError, TypeError, ValueError) as error:
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise ChainError(
                     f"{self._chain.path}, line {record['n'] + 1}: it is not what a population's "
                     f"ledger holds ({error!r}). Restore the file from a backup, or upgrade fpfl."

@@ -170,12 +170,12 @@ def describe(t: int, totals: Totals, state: MethodState, layout: Layout, toleran
     accuracy = totals.accuracy()
     row: Row = {
         "round": t,
-        "accuracy": None if math.isnan(accuracy) else accuracy,
-        "gap": None if math.isnan(gap) else gap,
+        "accuracy": _known(accuracy),
+        "gap": _known(gap),
         "fair": totals.fair(tolerance),
     }
     if totals.clipped is not None:
-        row["clipped"] = float(totals.clipped)
+        row["clipped"] = _known(float(totals.clipped))
     if constrained:
         row["overall"] = dict(zip(layout.rates, _plain(totals.overall()), strict=True))
         row["groups"] = _table(layout, totals.values())
@@ -192,4 +192,9 @@ def _table(layout: Layout, values: Tensor) -> dict[str, dict[str, float | None]]
 
 
 def _plain(values: Tensor) -> list[float | None]:
-    return [None if math.isnan(value) else value for value in values.tolist()]
+    return [_known(value) for value in values.tolist()]
+
+
+def _known(value: float) -> float | None:
+    """A number as JSON has it; one that is not finite says nothing."""
+    return value if math.isfinite(value) else None
