@@ -21,8 +21,9 @@ help: ## show this list
 demo: $(VENV)/.stamp-base ## train a fair and private model on Adult, from scratch
 	$(BIN)/fpfl demo
 
+# A process for each core, each with one thread; a file's tests stay together.
 test: $(VENV)/.stamp-dev ## run the tests
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: $(VENV)/.stamp-dev ## check style, format and types
 	$(BIN)/ruff check .

@@ -103,7 +103,7 @@ def test_a_seeded_run_survives_a_kill_at_every_call_that_changes_a_file(
         finish(folder, evidence, 5)
         check_whole(folder, evidence, 5)
         assert outcome(folder) == undisturbed
-        n += 1 if KILLS >= 200 else chosen.randint(1, 400 // KILLS)
+        n += 1 if KILLS >= 200 else chosen.randint(1, 1000 // KILLS)
     assert n > 100
 
 
