@@ -545,7 +545,7 @@ def relinked(draw: st.DrawFn, content: bytes) -> bytes:
     for _ in range(draw(st.integers(1, 3))):
         place = draw(st.sampled_from(records[-3:] + records[:1]))
         key = draw(st.sampled_from(sorted(place)))
-        if isinstance(place[key], dict) and (key == "mechanism" or draw(st.booleans())):
+        if isinstance(place[key], dict) and draw(st.booleans()):
             place = place[key] or {"": 0}
             key = draw(st.sampled_from(sorted(place)))
         if draw(st.integers(0, 3)) == 0:
@@ -801,8 +801,7 @@ def test_any_totals_go_through_the_server(
         assert direction.shape == w.shape
         assert bool((state.multipliers >= 0).all()), "a multiplier is negative or not a number"
         row = describe(t, totals, state, layout, 0.02)
-        # Beyond that a row may have an infinity, which JSON has no word for.
-        json.dumps(row, allow_nan=not bool((v.abs() <= 1e30).all()))
+        json.dumps(row, allow_nan=False)
         after = w - 0.1 * direction
         after = after if bool(after.isfinite().all()) else w
         selection = selection.observe(t, w, totals, after)
