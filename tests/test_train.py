@@ -131,7 +131,8 @@ def test_the_same_seed_gives_the_same_run(privacy) -> None:
 
 def test_noise_is_not_seeded_by_default() -> None:
     data = make_population(users=60)
-    one, two = (quick(data, privacy=PRIVATE) for _ in range(2))
+    # The last model: the best one of two runs may be the one that both begin with.
+    one, two = (quick(data, privacy=PRIVATE, selection="last") for _ in range(2))
     assert not torch.equal(parameters(one), parameters(two))
     assert "no guarantee" not in str(one.privacy)
     seeded = quick(data, privacy=PRIVATE, noise_seed=1)

@@ -17,7 +17,7 @@ from fpfl.fairness import (
 )
 from fpfl.folder import RunFolder
 from fpfl.heldout import evaluate_privately
-from fpfl.methods import BMDM, MMDM, Tran
+from fpfl.methods import BMDM, MMDM, OneGradient, Tran
 from fpfl.models import mlp
 from fpfl.privacy import PrivacyPlan
 from fpfl.privacy.population import PopulationLedger
@@ -25,6 +25,7 @@ from fpfl.privacy.settings import Clipping, Privacy
 from fpfl.run import Run, evaluate_model
 from fpfl.server.round import RoundEvent
 from fpfl.train import FpflWarning, train
+from fpfl.users.local import FederatedAveraging
 
 __version__ = "0.1.0"
 
@@ -35,8 +36,10 @@ __all__ = [
     "Clipping",
     "Constraint",
     "Evaluation",
+    "FederatedAveraging",
     "FederatedDataset",
     "FpflWarning",
+    "OneGradient",
     "PopulationLedger",
     "Privacy",
     "PrivacyPlan",

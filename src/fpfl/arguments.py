@@ -24,6 +24,7 @@ from fpfl.thirdparty.sums import ThirdParty
 from fpfl.users.engine import MEMORY_BUDGET
 from fpfl.users.flat import FlatModel
 from fpfl.users.layout import Layout
+from fpfl.users.local import FederatedAveraging
 from fpfl.users.precision import Precision
 from fpfl.users.task import check_model
 
@@ -39,13 +40,16 @@ def check_device(device: torch.device | str | None) -> None:
         raise ValueError(f"the device {str(device)!r} cannot be used here: {reason}") from error
 
 
-def check_types(constraint: object, method: object, privacy: object, optimizer: object) -> None:
-    """Refuse what cannot be a constraint, a method, privacy settings or an optimiser."""
+def check_types(
+    constraint: object, method: object, privacy: object, optimizer: object, local: object
+) -> None:
+    """Refuse what cannot be a constraint, a method, privacy settings, and so on."""
     wanted = (
         ("constraint", constraint, isinstance(constraint, Constraint), "fpfl.fnr_parity('sex')"),
         ("method", method, callable(getattr(method, "update", None)), "fpfl.MMDM()"),
         ("privacy", privacy, isinstance(privacy, Privacy), "fpfl.Privacy(epsilon=2, clip=1)"),
         ("optimizer", optimizer, callable(optimizer), "lambda w: torch.optim.Adam(w, lr=0.01)"),
+        ("local", local, isinstance(local, FederatedAveraging), "fpfl.FederatedAveraging(4, 0.1)"),
     )
     for name, given, good, example in wanted:
         if given is not None and (not good or (name == "method" and isinstance(given, type))):
@@ -185,11 +189,16 @@ def memory_budget(memory: int | None, device: torch.device) -> int:
     return memory
 
 
+def count_noise(third_party: ThirdParty, layout: Layout) -> float:
+    """The standard deviation of the noise on F_a and its like."""
+    if third_party.plan is None or not layout.rates:
+        return 0.0
+    return float(third_party.noise_stddev[layout.slices["n"].start])
+
+
 def smallest_count(third_party: ThirdParty, layout: Layout) -> float:
     """Two standard deviations of the noise on n'_a, and no less than one sample."""
-    if third_party.plan is None or not layout.rates:
-        return SMALLEST_COUNT
-    noise = float(third_party.noise_stddev[layout.slices["n"].start])
+    noise = count_noise(third_party, layout)
     # In the split basis n' is the sum of two noisy numbers.
     return max(SMALLEST_COUNT, 2.0 * noise * (2.0**0.5 if layout.basis == "split" else 1.0))
 

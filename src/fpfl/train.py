@@ -17,6 +17,7 @@ from fpfl.arguments import (
     chosen_clipping,
     chosen_method,
     chosen_sampling,
+    count_noise,
     drowned_notes,
     fingerprint,
     memory_budget,
@@ -31,7 +32,7 @@ from fpfl.data.federated import FederatedDataset
 from fpfl.fairness.constraints import Constraint
 from fpfl.folder import RunFolder, as_run_folder, look
 from fpfl.keeping import opened
-from fpfl.methods import Method
+from fpfl.methods import Broadcasting, Method
 from fpfl.privacy.settings import Clipping, Privacy, Sampling
 from fpfl.randomness import RoundStreams
 from fpfl.run import Run, with_parameters
@@ -42,6 +43,7 @@ from fpfl.server.simulation import Simulation
 from fpfl.thirdparty.noise import SeededNoise, SystemNoise
 from fpfl.thirdparty.sums import ThirdParty
 from fpfl.users.engine import CohortEngine
+from fpfl.users.local import FederatedAveraging
 from fpfl.users.precision import Precision
 
 
@@ -64,7 +66,8 @@ def train(
     optimizer: OptimizerFactory | None = None,
     normaliser: Literal["users", "samples"] | float = "users",
     samples_per_user: int | None = None,
-    selection: Rule = "best",
+    local: FederatedAveraging | None = None,
+    selection: Rule | None = None,
     selection_window: int = 1,
     seed: int | None = None,
     noise_seed: int | None = None,
@@ -102,8 +105,12 @@ def train(
         ``"samples"`` for m times the schema's declared samples per user, or a number.
     samples_per_user
         Use at most so many of a user's samples a round.
+    local
+        ``FederatedAveraging(steps=4, learning_rate=0.1)``: users take local steps, and send their
+        model difference. Without a constraint, or with ``method=OneGradient()``.
     selection
-        ``"best"``, ``"last"`` or ``"average"``.
+        ``"best"``, ``"last"`` or ``"average"``; by default the best, and with ``OneGradient`` the
+        average.
     selection_window
         With ``"best"``: judge by the counts of so many rounds together and keep the mean of their
         models; 1 is the paper's rule, about 10 is steadier where cohorts are small or noisy.
@@ -132,9 +139,11 @@ def train(
     Run
         The selected model, the history, the privacy statement.
     """
-    check_types(constraint, method, privacy, optimizer)
+    check_types(constraint, method, privacy, optimizer, local)
     flat, data = prepared(model, data, device)
     method = chosen_method(method, constraint)
+    one_gradient = isinstance(method, Broadcasting)
+    selection = selection or ("average" if one_gradient else "best")
     clipping = chosen_clipping(privacy, clip)
     check_settings(
         data, constraint, cohort, rounds, samples_per_user, learning_rate,
@@ -156,6 +165,9 @@ def train(
         samples_per_user=samples_per_user,
         memory=memory_budget(memory, w.device),
         precision=precision,
+        form="one-gradient" if one_gradient else "paper",
+        standin=method.standin if isinstance(method, Broadcasting) else "loss",
+        local=local,
     )
     blocks = clipping.blocks(constrained=constraint is not None, selection=True) if clipping else ()
     where = None if folder is None else as_run_folder(folder)
@@ -175,6 +187,7 @@ def train(
         normaliser=public_normaliser(normaliser, cohort, data),
         tolerance=constraint.tolerance if constraint else 0.0,
         smallest_count=smallest_count(third_party, engine.layout),
+        count_noise=count_noise(third_party, engine.layout),
         selection=selection,
         selection_window=selection_window,
     )
@@ -192,6 +205,7 @@ def train(
         "optimizer": None if optimizer is None else plain_optimizer(optimizer),
         "sampling": type(chosen).__name__,
         "samples_per_user": samples_per_user,
+        "local": plain_value(local),
         "precision": precision,
         "processes": ranks.size,
         "selection": selection,

@@ -6,6 +6,10 @@ A rate is three functions on a batch of samples:
 - the true f, counted on the hard predictions, in [0, 1]: it gives F and with it h, g and signs;
 - its differentiable *stand-in* on the soft scores: it gives ∇F.
 
+Where users send one gradient (`fpfl.OneGradient`) the stand-in is the sample's own loss ℓ, times
+how f moves with it (`Rate.loss_slopes`): a weighted loss cannot be made small by a model that is
+wrong about everybody, which a bounded stand-in can.
+
 Scores have shape (n, classes) for classification (two columns for a binary model too) and (n,)
 for regression. A rate of one's own is one ``Rate(...)`` with these three functions.
 """
@@ -44,6 +48,9 @@ class Rate:
     slope
         ``slope(scores, labels) -> tensor of the scores' shape``: the stand-in's derivative by the
         scores, where it is known in closed form. Without it torch differentiates the stand-in.
+    loss_slope
+        For regression: how f moves with the sample's loss, ½ ((ŷ − y)/range)². None where it does
+        not: then its stand-in is used in every method.
     """
 
     name: str
@@ -53,6 +60,22 @@ class Rate:
     kind: Kind = "classification"
     binary: bool = False
     slope: Callable[[Tensor, Tensor], Tensor] | None = None
+    loss_slope: float | None = None
+
+    def loss_slopes(self, classes: int | None) -> Tensor | None:
+        """How f moves with a sample's loss, e(y) for every class y; (1,) in a regression.
+
+        Errors add to the loss, so e(y) = f(p, y) − f(y, y) for the wrong class p that moves f the
+        most: 1 where f counts errors, −1 where it counts hits, and for a selection rate −1 where
+        the label is the selected one and 1 elsewhere. None where f does not move with the loss.
+        """
+        if classes is None:
+            return None if self.loss_slope is None else torch.tensor([self.loss_slope])
+        labels = torch.arange(classes)
+        predicted, actual = torch.meshgrid(labels, labels, indexing="ij")
+        f = self.evaluate(predicted.flatten(), actual.flatten()).reshape(classes, classes)
+        moves = f - f.diagonal()
+        return moves.gather(0, moves.abs().argmax(dim=0, keepdim=True)).squeeze(0)
 
     def evaluate(self, predictions: Tensor, labels: Tensor) -> Tensor:
         """f on every sample, kept in [0, 1] so that one sample's count is bounded."""
@@ -163,6 +186,7 @@ def squared_error(label_range: tuple[float, float]) -> Rate:
         true=lambda p, y: ((p - y) / span) ** 2,
         standin=lambda s, y: ((s - y) / span) ** 2,
         kind="regression",
+        loss_slope=2.0,
     )
 
 
@@ -175,6 +199,7 @@ def absolute_error(label_range: tuple[float, float]) -> Rate:
         true=lambda p, y: (p - y).abs() / span,
         standin=lambda s, y: (s - y).abs() / span,
         kind="regression",
+        loss_slope=1.0,
     )
 
 

@@ -111,12 +111,14 @@ class Totals(Counts):
 
     ``loss_gradient`` is ∇L of shape (p,) and ``normaliser`` the public constant N it is divided
     by; ``F_gradient`` (R, G, p) and ``overall_F_gradient`` (R, p) are the stand-ins' gradients.
+    ``noise`` is the standard deviation of the noise on every count, which is public.
     """
 
     loss_gradient: Tensor
     normaliser: float
     F_gradient: Tensor
     overall_F_gradient: Tensor
+    noise: float = 0.0
 
     def divisors(self) -> tuple[Tensor, Tensor]:
         """n' (R,) and n'_a (R, G) to divide by: where they say nothing, any positive number."""

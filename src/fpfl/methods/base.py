@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from fpfl.fairness.totals import Totals
+from fpfl.fairness.weights import Weights
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,25 @@ class Method(Protocol):
         self, state: MethodState, totals: Totals, tolerance: float
     ) -> tuple[MethodState, Tensor]:
         """Map the state and a round's totals to the next state and the direction to descend."""
+        ...
+
+
+Standin = Literal["loss", "rate"]
+"""What stands in for a rate where users send one gradient: the loss, or the rate's own."""
+
+
+@runtime_checkable
+class Broadcasting(Method, Protocol):
+    """A method whose users send one gradient, of an objective with weights that it broadcasts."""
+
+    standin: Standin
+
+    def begin(self, rates: int, groups: int, device: torch.device) -> MethodState:
+        """The state before the first round."""
+        ...
+
+    def weights(self, state: MethodState, normaliser: float, tolerance: float) -> Weights:
+        """What to broadcast beside w, given what was released so far."""
         ...
 
 

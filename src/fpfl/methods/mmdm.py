@@ -45,11 +45,7 @@ class MMDM:
     tolerance: float | None = None
 
     def __post_init__(self) -> None:
-        if not self.damping >= 0.0:
-            raise ValueError(f"damping is {self.damping}; it must be 0 (BMDM) or more")
-        check_rate(self.rate)
-        if self.tolerance is not None and not 0.0 <= self.tolerance < 1.0:
-            raise ValueError(f"tolerance is {self.tolerance}; it must be in [0, 1)")
+        check_settings(self.damping, self.rate, self.tolerance)
 
     def update(
         self, state: MethodState, totals: Totals, tolerance: float
@@ -83,6 +79,15 @@ def constraint_direction(kappa: Tensor, totals: Totals) -> Tensor:
     on_overall = kappa.sum(dim=1) / overall_n
     by_group = on_groups.flatten() @ totals.F_gradient.flatten(0, 1)
     return on_overall @ totals.overall_F_gradient - by_group
+
+
+def check_settings(damping: float, rate: float, tolerance: float | None) -> None:
+    """Refuse a damping, a learning rate of the multipliers or a tolerance that cannot be one."""
+    if not damping >= 0.0:
+        raise ValueError(f"damping is {damping}; it must be 0 (BMDM) or more")
+    check_rate(rate)
+    if tolerance is not None and not 0.0 <= tolerance < 1.0:
+        raise ValueError(f"tolerance is {tolerance}; it must be in [0, 1)")
 
 
 def check_rate(rate: float) -> None:

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from fpfl.fairness.totals import SMALLEST_COUNT, Totals
-from fpfl.methods.base import Method, MethodState
+from fpfl.fairness.weights import Weights
+from fpfl.methods.base import Broadcasting, Method, MethodState
 from fpfl.privacy.rules import BudgetExhaustedError
 from fpfl.server.selection import Rule, Selection
 from fpfl.server.state import Keeper, Row, ServerState, moved
@@ -27,8 +28,11 @@ OptimizerFactory = Callable[[list[Tensor]], torch.optim.Optimizer]
 class Federation(Protocol):
     """Whoever turns a broadcast model into a released sum of users' statistics."""
 
-    def release(self, round: int, w: Tensor) -> Tensor:
-        """Run one round at w and return the (noisy) summed vector v."""
+    def release(self, round: int, w: Tensor, weights: Weights | None) -> Tensor:
+        """Run one round at w and return the (noisy) summed vector v.
+
+        ``weights`` are broadcast beside w by methods that have users send one gradient.
+        """
         ...
 
 
@@ -54,7 +58,8 @@ class ServerSettings:
 
     ``normaliser`` is the public constant N that the summed loss gradient is divided by,
     ``tolerance`` is α, ``optimizer`` makes any ``torch.optim`` optimiser for [w];
-    ``smallest_count`` is the public number below which a noisy count says nothing.
+    ``smallest_count`` is the public number below which a noisy count says nothing, ``count_noise``
+    the standard deviation of the noise on a count.
     """
 
     layout: Layout
@@ -64,6 +69,7 @@ class ServerSettings:
     normaliser: float
     tolerance: float = 0.0
     smallest_count: float = SMALLEST_COUNT
+    count_noise: float = 0.0
     selection: Rule = "best"
     selection_window: int = 1
 
@@ -109,11 +115,13 @@ def serve(
     for t in range(state.round + 1, settings.rounds + 1):
         before = parameter.detach().clone()
         try:
-            v = federation.release(t, before)
+            v = federation.release(t, before, _weights(settings, method))
         except BudgetExhaustedError as error:
             stopped = str(error)
             break
-        totals = layout.totals(v, settings.normaliser, settings.smallest_count)
+        totals = layout.totals(
+            v, settings.normaliser, settings.smallest_count, settings.count_noise
+        )
         method, direction = settings.method.update(method, totals, settings.tolerance)
         parameter.grad = direction
         optimizer.step()
@@ -146,15 +154,22 @@ def serve(
 
 def begin(w: Tensor, settings: ServerSettings) -> ServerState:
     """The state before the first round: w_0 and λ_0 = 0."""
-    layout = settings.layout
+    layout, method = settings.layout, settings.method
+    start = method.begin if isinstance(method, Broadcasting) else MethodState.zeros
     return ServerState(
         round=0,
         w=w,
         optimizer={},
-        method=MethodState.zeros(len(layout.rates), len(layout.groups), w.device),
+        method=start(len(layout.rates), len(layout.groups), w.device),
         selection=_selection(settings),
         history=[],
     )
+
+
+def _weights(settings: ServerSettings, state: MethodState) -> Weights | None:
+    if not isinstance(settings.method, Broadcasting):
+        return None
+    return settings.method.weights(state, settings.normaliser, settings.tolerance)
 
 
 def _selection(settings: ServerSettings) -> Selection:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from fpfl.fairness.weights import Weights
 from fpfl.privacy.rules import BudgetExhaustedError
 from fpfl.privacy.sampling import FixedSizeSampling, Participation, PoissonSampling
 from fpfl.randomness import RoundStreams
@@ -69,14 +70,14 @@ class Simulation:
         counts = self.past.participations if self.past is not None else None
         object.__setattr__(self, "participation", self.sampling.participation(counts))
 
-    def release(self, round: int, w: Tensor) -> Tensor:
+    def release(self, round: int, w: Tensor, weights: Weights | None = None) -> Tensor:
         """Run one round at w; one that was released before a run was resumed is not run again."""
         if self.past is not None:
             known = self.past.totals.get(round)
             if known is not None:
                 return known.to(w.device, w.dtype)
             self._open(round)
-        total = self.third_party.sum(self.engine.computed(w, self._one_round()), like=w)
+        total = self.third_party.sum(self.engine.computed(w, self._one_round(), weights), like=w)
         # The noise goes on the sum of all processes: it hides what is added before it.
         total = self.ranks.sum(total)
         if self.ranks.first:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fpfl.fairness.totals import Counts
 from fpfl.methods.base import MethodState
+from fpfl.methods.onegradient import AveragedState
 from fpfl.server.selection import Candidate, Selection
 from fpfl.store.tree import decode, encode
 
@@ -30,7 +31,8 @@ class ServerState:
 
 
 CLASSES: dict[str, type] = {
-    cls.__name__: cls for cls in (ServerState, MethodState, Selection, Candidate, Counts)
+    cls.__name__: cls
+    for cls in (ServerState, MethodState, AveragedState, Selection, Candidate, Counts)
 }
 """What a checkpoint may hold."""
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,17 +21,21 @@ from fpfl.data.federated import FederatedDataset
 from fpfl.data.schema import Schema
 from fpfl.fairness.constraints import Constraint
 from fpfl.fairness.groups import Groups
+from fpfl.fairness.rates import Rate
+from fpfl.fairness.weights import Weights
 from fpfl.users import task
 from fpfl.users.choice import Costs, chosen_pass
 from fpfl.users.factored import FactoredGradients, Pairs
 from fpfl.users.flat import FlatModel
 from fpfl.users.layers import LayerError
-from fpfl.users.layout import Basis, Layout
+from fpfl.users.layout import Basis, Form, Layout
+from fpfl.users.local import FederatedAveraging, LocalPass
 from fpfl.users.packing import Ints
 from fpfl.users.passes import LayerPass, Objective, Pass, VmapPass
 from fpfl.users.precision import Precision, computing
 from fpfl.users.reading import Chunk, Reader
 from fpfl.users.rows import CellGradients, Gradients, UserRows
+from fpfl.users.weighting import Weighting
 
 MEMORY_BUDGET = 512 * 2**20
 """Bytes that one chunk of users may take, by default."""
@@ -52,8 +57,12 @@ class CohortEngine:
         The population.
     constraint
         Its rates and groups decide what is in v; None for plain training.
-    basis, selection, clipped
+    basis, selection, clipped, form
         See `Layout`.
+    standin
+        With the form of one gradient: what stands in for a rate (`fpfl.methods`).
+    local
+        Local steps in place of one gradient at w.
     samples_per_user
         Use at most so many of a user's samples in a round, picked at random (the paper's "Batch
         size"); all of them when it is not given.
@@ -72,11 +81,19 @@ class CohortEngine:
     memory: int = MEMORY_BUDGET
     precision: Precision = "float32"
     clipped: bool = False
+    form: Form = "paper"
+    standin: Literal["loss", "rate"] = "loss"
+    local: FederatedAveraging | None = None
     groups: Groups | None = field(init=False)
     layout: Layout = field(init=False)
 
     def __post_init__(self) -> None:
         constraint = self.constraint
+        if self.local is not None and constraint is not None and self.form == "paper":
+            raise ValueError(
+                "the paper's form sends gradients at the broadcast model, so it has no local "
+                "steps; use the form of one gradient (method=fpfl.OneGradient())"
+            )
         groups = constraint.bind(self.data.schema.attributes) if constraint else None
         layout = make_layout(
             self.model.size,
@@ -85,12 +102,18 @@ class CohortEngine:
             basis=self.basis,
             selection=self.selection,
             clipped=self.clipped,
+            form=self.form,
         )
         object.__setattr__(self, "groups", groups)
         object.__setattr__(self, "layout", layout)
 
     def statistics(
-        self, w: Tensor, users: Ints, key: int = 0, share: tuple[int, int] = (0, 1)
+        self,
+        w: Tensor,
+        users: Ints,
+        key: int = 0,
+        share: tuple[int, int] = (0, 1),
+        weights: Weights | None = None,
     ) -> Iterator[UserRows]:
         """Compute the vectors of the given users, chunk by chunk.
 
@@ -105,8 +128,11 @@ class CohortEngine:
             Seeds what is random on a device: the choice of samples, dropout.
         share
             (i, n): compute the i-th of n shares of the cohort, for n processes.
+        weights
+            What was broadcast beside w, for the form of one gradient; without it the gradient is
+            the loss's.
         """
-        return self.computed(w, self.chunks(users, key, share))
+        return self.computed(w, self.chunks(users, key, share), weights)
 
     def chunks(self, users: Ints, key: int = 0, share: tuple[int, int] = (0, 1)) -> Iterator[Chunk]:
         """Read and pack the users, in chunks; nothing here depends on w."""
@@ -114,31 +140,33 @@ class CohortEngine:
         shares = DROPOUT_SHARES if self.stochastic else of
         return self._reader.chunks(users, key, range(which, shares, of), shares)
 
-    def computed(self, w: Tensor, chunks: Iterator[Chunk]) -> Iterator[UserRows]:
+    def computed(
+        self, w: Tensor, chunks: Iterator[Chunk], weights: Weights | None = None
+    ) -> Iterator[UserRows]:
         """The vectors of the users of chunks."""
         begun: UserRows | None = None
         for chunk in chunks:
-            rows = self.compute(w, chunk)
+            rows = self.compute(w, chunk, weights)
             rows = rows if begun is None else begun.joined(rows)
             begun = rows if chunk.unfinished else None
             if begun is None:
                 yield rows
             del rows  # not kept while the next chunk is computed
 
-    def compute(self, w: Tensor, chunk: Chunk) -> UserRows:
+    def compute(self, w: Tensor, chunk: Chunk, weights: Weights | None = None) -> UserRows:
         """The vectors of a chunk's users."""
         try:
-            return self._compute(w, chunk)
+            return self._compute(w, chunk, weights)
         except LayerError:  # the model does with real samples what it did not do with made-up ones
             self._give_up_layers()
-            return self._compute(w, chunk)
+            return self._compute(w, chunk, weights)
 
-    def _compute(self, w: Tensor, chunk: Chunk) -> UserRows:
+    def _compute(self, w: Tensor, chunk: Chunk, weights: Weights | None) -> UserRows:
         if chunk.factored and not isinstance(self._pass, LayerPass):
             chunk = self._reader.repacked(chunk)  # read before layers were given up
         self._make_ready(w, chunk)
         with computing(self.precision, w.device), _seeded(chunk.seed, active=self.stochastic):
-            gradients, output = self._gradients(w, chunk)
+            gradients, output = self._gradients(w, chunk, weights)
             if self.stochastic:
                 # The counts are of the model that is released, which drops nothing out.
                 output = self._evaluated(w, chunk.batch.features)
@@ -151,10 +179,29 @@ class CohortEngine:
         """Whether the model has active dropout."""
         return task.has_dropout(self.model.module)
 
+    @property
+    def _rates(self) -> tuple[Rate, ...]:
+        return self.constraint.rates if self.constraint else ()
+
+    @property
+    def _whole(self) -> bool:
+        """Whether users are not cut into the cells of groups."""
+        return self.form == "one-gradient"
+
     @cached_property
     def _pass(self) -> Pass:
-        rates = self.constraint.rates if self.constraint else ()
-        return chosen_pass(self.model, Objective(self.data.schema, rates), self._input_dtype)
+        rates = self._rates
+        if self._whole:
+            rates = tuple(rates[r] for r in self._weighting.own)
+        objective = Objective(self.data.schema, rates, together=self._whole)
+        if self.local is not None:
+            return LocalPass(self.model, objective, self.local, self._input_dtype)
+        return chosen_pass(self.model, objective, self._input_dtype)
+
+    @cached_property
+    def _weighting(self) -> Weighting:
+        losses = self.standin == "loss"
+        return Weighting.of(self._rates, self.data.schema, self.model.vector(), losses=losses)
 
     def _make_ready(self, w: Tensor, chunk: Chunk) -> None:
         """Check the pass once more before its first use on real samples, and give it graphs."""
@@ -194,27 +241,36 @@ class CohortEngine:
         return Reader(
             self.data,
             self.groups,
-            self.constraint.rates if self.constraint else (),
+            self._rates,
             self.model.vector(),
             self.costs,
             self.memory,
             self.samples_per_user,
             seeded=self.stochastic,
             factoring=isinstance(self._pass, LayerPass),
+            whole=self._whole,
+            pieces=self.local is None,
         )
 
-    def _gradients(self, w: Tensor, chunk: Chunk) -> tuple[Gradients, Tensor]:
-        batch = chunk.batch
+    def _gradients(
+        self, w: Tensor, chunk: Chunk, weights: Weights | None
+    ) -> tuple[Gradients, Tensor]:
+        batch, member = chunk.batch, chunk.member
+        if self._whole:
+            weights = weights or Weights.nothing(member.shape[1], len(self._rates), w)
+            batch = self._weighting.weighted(batch, member, weights)
+            member = member[:, :0]
         way = self._pass
         if chunk.factored and isinstance(way, LayerPass):
-            factors, weights, output = way.factors(w, batch)
+            factors, seeds, output = way.factors(w, batch)
             pairs = Pairs.of(batch.packing.sizes, w.device)
             return FactoredGradients(
-                factors, weights, chunk.member, batch.cell, pairs, len(chunk.users), self.model.size
+                factors, seeds, member, batch.cell, pairs, len(chunk.users), self.model.size
             ), output
         gradients, output = way(w, batch)
+        member = member[: len(chunk.owner)]  # without groups where users are whole
         return CellGradients(
-            gradients, chunk.owner, chunk.member, len(chunk.users), self.layout.partition
+            gradients, chunk.owner, member, len(chunk.users), self.layout.partition
         ), output
 
     def _counts(self, output: Tensor, chunk: Chunk) -> Tensor:
@@ -222,7 +278,7 @@ class CohortEngine:
         schema, batch = self.data.schema, chunk.batch
         predicted = task.predictions(output, schema)
         right = task.performance(output, batch.labels, schema).to(output.dtype) * batch.real
-        rates = self.constraint.rates if self.constraint else ()
+        rates = self._rates
         r, split = len(rates), self.basis == "split"
         values = [
             rate.evaluate(predicted, batch.labels).to(output.dtype) * condition
@@ -230,7 +286,7 @@ class CohortEngine:
         ]
         values += [c - f if split else c for f, c in zip(values, batch.conditions, strict=True)]
         rows = torch.stack([*values, right, batch.real - right], dim=1)
-        if chunk.factored:  # cells are users: samples have the groups
+        if chunk.whole:  # cells are users: samples have the groups
             cells = _added(self._spread(rows, chunk.member, r), batch.cell, len(chunk.users))
         else:
             cells = _added(rows, batch.cell, len(chunk.owner))
@@ -294,6 +350,7 @@ def make_layout(
     basis: Basis = "paper",
     selection: bool = True,
     clipped: bool = False,
+    form: Form = "paper",
 ) -> Layout:
     """The layout that a model, a constraint and a way of counting give."""
     if constraint is None or groups is None:
@@ -306,6 +363,7 @@ def make_layout(
         basis=basis,
         selection=selection,
         clipped=clipped,
+        form=form,
     )
 
 

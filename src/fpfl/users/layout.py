@@ -2,6 +2,10 @@ r"""The layout of v: which numbers of the flat vector are what.
 
     v^k = [∇L, F_a, ∇F_a, n'_a for every rate and group a]                      (the paper's)
 
+or, where users send one gradient of an objective with broadcast weights (`fpfl.OneGradient`),
+
+    v^k = [∇(L + N Σ β_a F_a), F_a, n'_a for every rate and group a],
+
 followed by the whole's own F, ∇F, n' where the groups do not partition the samples, by the hits and
 misses that model selection needs, and, where it is asked for, by the number of clipped users.
 Counts come in one of two bases: the paper's (F, n'), or "split", (F, n' − F), in which a hit and an
@@ -20,6 +24,7 @@ from torch import Tensor
 from fpfl.fairness.totals import SMALLEST_COUNT, Totals
 
 Basis = Literal["paper", "split"]
+Form = Literal["paper", "one-gradient"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,8 @@ class Layout:
         Whether hits and misses are in v.
     clipped
         Whether the number of clipped users is in v. Users do not compute it: clipping does.
+    form
+        The paper's, or one gradient (see the module).
     """
 
     parameters: int
@@ -49,6 +56,7 @@ class Layout:
     basis: Basis = "paper"
     selection: bool = True
     clipped: bool = False
+    form: Form = "paper"
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -59,6 +67,10 @@ class Layout:
             shapes |= {"F": (r, g), "F_gradient": (r, g, p), "n": (r, g)}
             if not self.partition:
                 shapes |= {"overall_F": (r,), "overall_F_gradient": (r, p), "overall_n": (r,)}
+        if self.form == "one-gradient":
+            shapes = {
+                n: s for n, s in shapes.items() if n not in ("F_gradient", "overall_F_gradient")
+            }
         if self.selection:
             shapes |= {"hits": (1,), "misses": (1,)}
         if self.clipped:
@@ -81,12 +93,17 @@ class Layout:
         return sum(torch.Size(shape).numel() for shape in self.shapes.values())
 
     def totals(
-        self, v: Tensor, normaliser: float, smallest_count: float = SMALLEST_COUNT
+        self,
+        v: Tensor,
+        normaliser: float,
+        smallest_count: float = SMALLEST_COUNT,
+        count_noise: float = 0.0,
     ) -> Totals:
         """Take a summed vector apart.
 
         ``normaliser`` is the public N that the loss is divided by, ``smallest_count`` the public
-        number below which a noisy count says nothing.
+        number below which a noisy count says nothing, ``count_noise`` the standard deviation of
+        the noise on F_a and on n'_a, or n'_a − F_a.
         """
         if v.shape != (self.size,):
             raise ValueError(f"v has shape {tuple(v.shape)}; this layout has ({self.size},)")
@@ -94,21 +111,26 @@ class Layout:
         r, g, p = len(self.rates), len(self.groups), self.parameters
         F = parts.get("F", v.new_zeros(r, g))
         n = parts.get("n", v.new_zeros(r, g))
-        F_gradient = parts.get("F_gradient", v.new_zeros(r, g, p))
+        # Zeros without memory of their own, where v has none.
+        none = v.new_zeros(())
+        F_gradient = parts.get("F_gradient", none.expand(r, g, p))
         if self.basis == "split":
             n = n + F
         if self.partition:
             overall_F, overall_n = F.sum(dim=1), n.sum(dim=1)
-            overall_F_gradient = F_gradient.sum(dim=1)
+            overall_F_gradient = (
+                F_gradient.sum(dim=1) if "F_gradient" in parts else none.expand(r, p)
+            )
         else:
             overall_F, overall_n = parts["overall_F"], parts["overall_n"]
-            overall_F_gradient = parts["overall_F_gradient"]
+            overall_F_gradient = parts.get("overall_F_gradient", none.expand(r, p))
             if self.basis == "split":
                 overall_n = overall_n + overall_F
         return Totals(
             loss_gradient=parts["loss_gradient"],
             normaliser=normaliser,
             smallest=smallest_count,
+            noise=count_noise,
             F=F,
             n=n,
             F_gradient=F_gradient,

@@ -205,7 +205,7 @@ def room(per_user: float, memory: float) -> float:
 
 def pieces(size: int, per_row: float, per_user: float, memory: float) -> Sequence[slice]:
     """Cut the samples of one user into runs that fit the memory."""
-    rows = max(1, int(room(per_user, memory) / per_row))
+    rows = int(min(max(1.0, room(per_user, memory) / per_row), size))
     count = -(-size // rows)
     edges = np.linspace(0, size, count + 1).round().astype(int).tolist()
     return [slice(a, b) for a, b in pairwise(edges)]

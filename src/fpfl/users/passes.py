@@ -35,23 +35,28 @@ from fpfl.users.layers import (
     Recorder,
     ScaleRecorder,
 )
-from fpfl.users.packing import Batch
+from fpfl.users.packing import Batch, Bucket
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What is differentiated: the loss, and every rate's stand-in where its condition holds."""
+    """What is differentiated: the loss, and every rate's stand-in where its condition holds.
+
+    ``together``: their sum, in one gradient, with the weights that the batch has in place of
+    conditions met.
+    """
 
     schema: Schema
     rates: tuple[Rate, ...] = ()
+    together: bool = False
 
     @property
     def count(self) -> int:
-        """1 + R."""
-        return 1 + len(self.rates)
+        """1 + R, or 1 for all together."""
+        return 1 if self.together else 1 + len(self.rates)
 
     def sums(self, output: Tensor, labels: Tensor, real: Tensor, conditions: Tensor) -> Tensor:
-        """[L, F_1, ..., F_R] of some samples, padding left out."""
+        """[L, F_1, ..., F_R] of some samples, padding left out; or [L + F_1 + ... + F_R]."""
         parts = [(task.loss(output, labels, self.schema) * real).sum()]
         if self.rates:
             soft = task.scores(output, self.schema)
@@ -59,10 +64,11 @@ class Objective:
                 (rate.standin(soft, labels) * condition).sum()
                 for rate, condition in zip(self.rates, conditions, strict=True)
             ]
-        return torch.stack(parts)
+        sums = torch.stack(parts)
+        return sums.sum(dim=0, keepdim=True) if self.together else sums
 
     def seeds(self, output: Tensor, batch: Batch) -> Tensor:
-        """∂L_i/∂o_i and ∂F_{r,i}/∂o_i for every sample's output o_i, of shape (1 + R, N, ...)."""
+        """∂L_i/∂o_i and ∂F_{r,i}/∂o_i for every sample's output o_i, of shape (count, N, ...)."""
         output = output.detach()
         shape = (-1, *[1] * (output.ndim - 1))
         loss = task.loss_gradient(output, batch.labels, self.schema) * batch.real.reshape(shape)
@@ -74,7 +80,8 @@ class Objective:
             gradient = _gradient(rate, soft, batch.labels)
             gradient = task.score_gradient(soft, gradient, self.schema)
             seeds.append(gradient * condition.reshape(shape))
-        return torch.stack(seeds)
+        every = torch.stack(seeds)
+        return every.sum(dim=0, keepdim=True) if self.together else every
 
 
 def _gradient(rate: Rate, soft: Tensor, labels: Tensor) -> Tensor:
@@ -115,11 +122,14 @@ class VmapPass:
         self.objective = objective
         # Recurrent layers other than the LSTM fail under vmap when cells share one w.
         self.recurrent = any(isinstance(m, nn.RNNBase) for m in model.module.modules())
-        self.jacobian = vmap(
-            jacrev(self._sums, has_aux=True),
-            in_dims=(0 if self.recurrent else None, 0, 0, 0, 1),
-            randomness="different",
-        )
+        self.jacobians = {
+            apart: vmap(
+                jacrev(self._sums, has_aux=True),
+                in_dims=(0 if apart else None, 0, 0, 0, 1),
+                randomness="different",
+            )
+            for apart in (False, True)
+        }
 
     def _sums(
         self, w: Tensor, x: Tensor, y: Tensor, real: Tensor, conditions: Tensor
@@ -129,20 +139,26 @@ class VmapPass:
 
     def __call__(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """See `Pass`."""
-        gradients, outputs = [], []
-        for bucket in batch.packing.buckets:
-            shape, rows = (bucket.units, bucket.size), bucket.rows
-            with _without_cudnn(active=self.recurrent):
-                gradient, output = self.jacobian(
-                    w.expand(bucket.units, -1) if self.recurrent else w,
-                    batch.features[rows].reshape(*shape, *batch.features.shape[1:]),
-                    batch.labels[rows].reshape(shape),
-                    batch.real[rows].reshape(shape),
-                    batch.conditions[:, rows].reshape(-1, *shape),
-                )
-            gradients.append(gradient.detach())
-            outputs.append(output.detach().flatten(0, 1))
+        computed = [self.bucket(w, batch, bucket) for bucket in batch.packing.buckets]
+        gradients, outputs = zip(*computed, strict=True)
         return torch.cat(gradients), torch.cat(outputs)
+
+    def bucket(self, w: Tensor, batch: Batch, bucket: Bucket) -> tuple[Tensor, Tensor]:
+        """Gradients of the cells of a bucket and outputs of its rows, at one w or each at its own.
+
+        ``w`` has shape (p,), or (units, p).
+        """
+        shape, rows = (bucket.units, bucket.size), bucket.rows
+        apart = self.recurrent or w.ndim == 2
+        with _without_cudnn(active=self.recurrent):
+            gradients, output = self.jacobians[apart](
+                w.expand(bucket.units, -1) if apart else w,
+                batch.features[rows].reshape(*shape, *batch.features.shape[1:]),
+                batch.labels[rows].reshape(shape),
+                batch.real[rows].reshape(shape),
+                batch.conditions[:, rows].reshape(-1, *shape),
+            )
+        return gradients.detach(), output.detach().flatten(0, 1)
 
     def row_bytes(self, w: Tensor, row: Batch, activations: int) -> int:
         """See `Pass`."""
@@ -216,8 +232,8 @@ class LayerPass:
             for x, g, place in recorder.parts(call, w.dtype) or ()
         ]
         weights = recording.weights
-        if weights is None:
-            weights = batch.real.expand(self.objective.count, -1)
+        if weights is None:  # they are in g already, and there is no padding here
+            weights = torch.ones_like(batch.real).expand(self.objective.count, -1)
         return factors, weights, recording.output
 
     def in_order(self, w: Tensor, batch: Batch) -> bool:

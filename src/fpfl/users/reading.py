@@ -45,10 +45,12 @@ class Chunk:
     batch
         Their samples.
     owner, member
-        Each cell's user among these, (U,), and groups, (U, G). Where gradients are ``factored``
-        users are not cut into cells, and ``member`` (N, G) is the rows'.
+        Each cell's user among these, (U,), and groups, (U, G). Where users are ``whole``, not cut
+        into cells, ``member`` (N, G) is the rows'.
+    whole
+        Whether every user is one cell.
     factored
-        Whether gradients are to be kept as factors.
+        Whether gradients are to be kept as factors; users are whole then.
     unfinished
         Whether the next chunk has more samples of its (one, large) user.
     seed
@@ -59,6 +61,7 @@ class Chunk:
     batch: Batch
     owner: Tensor
     member: Tensor
+    whole: bool
     factored: bool
     unfinished: bool
     seed: int
@@ -86,6 +89,10 @@ class Reader:
         Whether chunks need seeds, for dropout.
     factoring
         Whether gradients may be factored.
+    whole
+        Whether users are not to be cut into cells of groups: they send one gradient.
+    pieces
+        Whether a user that does not fit the memory may be read in pieces.
     """
 
     data: FederatedDataset
@@ -97,6 +104,8 @@ class Reader:
     samples_per_user: int | None
     seeded: bool = False
     factoring: bool = True
+    whole: bool = False
+    pieces: bool = True
 
     def chunks(self, users: Ints, key: int, numbers: range, shares: int) -> Iterator[Chunk]:
         """Read the given shares of a cohort; see `CohortEngine.statistics`."""
@@ -132,7 +141,7 @@ class Reader:
         for k in range(large, len(users)):
             one = slice(k, k + 1)
             samples, _ = self._samples(users[one], starts[one], sizes[one], key)
-            cuts = pieces(len(samples), per_row, per_cell, memory)
+            cuts = pieces(len(samples), per_row, per_cell, memory if self.pieces else math.inf)
             for cut in cuts:
                 owner = np.zeros(cut.stop - cut.start, dtype=np.int64)
                 source = self._cut(samples[cut], owner, users=1)
@@ -151,7 +160,7 @@ class Reader:
 
     def _cell_counts(self, users: Ints, sizes: Ints) -> Ints:
         """How many cells each user has, or may have at most."""
-        if self.groups is None:
+        if self.groups is None or self.whole:
             return np.ones(len(users), dtype=np.int64)
         if not self.data.lazy and self.samples_per_user is None:
             counts: Ints = self._table.first[users + 1] - self._table.first[users]
@@ -165,7 +174,7 @@ class Reader:
     ) -> tuple[Tensor | None, Cells]:
         """The users' cells, as runs in a list of samples (None: in the population itself)."""
         limited = self.samples_per_user is not None and int(sizes.max()) > self.samples_per_user
-        cut = cut and self.groups is not None
+        cut = cut and self.groups is not None and not self.whole
         if not limited and not cut:
             return None, Cells.of_users(starts, sizes)
         if not limited and not self.data.lazy:
@@ -193,7 +202,7 @@ class Reader:
 
     def _cut(self, samples: Ints, owner: Ints, *, users: int) -> tuple[Tensor, Cells]:
         """Cut users into cells, given their samples."""
-        if self.groups is None:
+        if self.groups is None or self.whole:
             sizes = np.bincount(owner, minlength=users)
             return torch.from_numpy(samples), Cells.of_users(np.cumsum(sizes) - sizes, sizes)
         if self.data.lazy:
@@ -224,11 +233,12 @@ class Reader:
         number, cell = real.to(device, dtype), cell.to(device)
         rates = len(self.rates)
         member = marks[:, rates:]
-        if not factored:
+        whole = factored or self.whole
+        if not whole:
             member = member[torch.from_numpy(packed.first_rows()).to(device)]
         batch = Batch(packed, samples, features, labels, number, marks[:, :rates].T * number, cell)
         owner = torch.from_numpy(packed.owner).to(device)
-        return Chunk(users, batch, owner, member, factored, unfinished, seed)
+        return Chunk(users, batch, owner, member, whole, factored, unfinished, seed)
 
     def _gathered(self, samples: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Features, labels and marks of samples, on the device."""

@@ -1,0 +1,200 @@
+r"""One gradient for each user (FPFL-1G): the paper's constraint at plain private FL's noise.
+
+The constraint's part of MMDM's direction is Σ_a β_a ∇F_a, with β a function of counts alone. From
+counts that are released already β is known *before* a round, so it is broadcast, and each user
+sends the one gradient
+
+    ∇(L + N Σ_a β_a F_a),    direction = its (noisy) sum / N,
+
+and the counts F_a, n'_a, for the next round's β. In place of the counts of one round stand their
+moving averages F̄_a, n̄'_a. With D_a = F̄/n̄' − F̄_a/n̄'_a, every |D_a| ≤ α is two one-sided
+constraints, whose multipliers λ⁺, λ⁻ ≥ 0 are held in one number λ = λ⁺ − λ⁻:
+
+    λ⁺ ← max(0, λ⁺ + γ_a (D_a − α)),    λ⁻ ← max(0, λ⁻ + γ_a (−D_a − α)),
+    κ_a = λ_a + c g_a,    g_a = sign(D_a) max(|D_a| − α, 0),
+    β = Σ_a κ_a/n̄' for everybody, −κ_a/n̄'_a for group a.
+
+Other than MMDM's, these multipliers come down inside the tolerance, and act there too. With the
+loss in place of a rate's stand-in it is a proxy-Lagrangian (Cotter et al., 2019): constraints that
+are counted decide on the multipliers, and a re-weighted loss is descended. There is no proof that
+this converges.
+
+The noisier a group's counts, the slower its averages and its multiplier. With noise of standard
+deviation s on a count, one round's rate of group a has about the variance R_a = (s/n̄'_a)² + 1/(4
+n̄'_a), and the best filter of something that drifts has a gain that is proportional to 1/√R_a:
+
+    1 − b_a = (1 − b) ρ_a,    γ_a = γ ρ_a,    ρ_a = min(1, √(R_0/R_a)).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from fpfl.fairness.totals import Totals
+from fpfl.fairness.weights import Weights
+from fpfl.methods.base import MethodState, Standin
+from fpfl.methods.mmdm import check_settings
+
+
+@dataclass(frozen=True)
+class AveragedState(MethodState):
+    """Signed multipliers, and moving averages of counts; the last column is everybody's.
+
+    Parameters
+    ----------
+    F, n
+        Σ_t p_t F_t and Σ_t p_t n'_t of shape (R, G + 1), with the past rounds' weights p_t.
+    mass, squares
+        Σ_t p_t and Σ_t p_t², of the same shape.
+    smallest
+        The number below which one round's count says nothing; an average's noise is less.
+    """
+
+    F: Tensor
+    n: Tensor
+    mass: Tensor
+    squares: Tensor
+    smallest: float
+
+    def differences(self) -> Tensor:
+        """D_a of shape (R, G), kept in [−1, 1]; NaN where the averages say nothing."""
+        known = (self.n >= self.smallest * self.squares.sqrt()) & (self.n > 0)
+        rate = torch.where(known, self.F / self.n, torch.full_like(self.F, math.nan))
+        return (rate[:, -1:] - rate[:, :-1]).clamp(-1.0, 1.0)
+
+    def counts(self) -> Tensor:
+        """n̄', of shape (R, G + 1), to divide by: where it says nothing, any positive number."""
+        least = (self.smallest * self.squares.sqrt()).clamp(min=torch.finfo(self.n.dtype).tiny)
+        return self.n.clamp(min=least) / self.mass.clamp(min=torch.finfo(self.n.dtype).tiny)
+
+    def with_round(self, totals: Totals, keep: Tensor) -> AveragedState:
+        """Take in a round, keeping ``keep`` of the weights of those before."""
+        F = torch.cat([totals.F, totals.overall_F.unsqueeze(1)], dim=1)
+        n = torch.cat([totals.n, totals.overall_n.unsqueeze(1)], dim=1)
+        add = 1.0 - keep
+        return replace(
+            self,
+            F=keep * self.F + add * F,
+            n=keep * self.n + add * n,
+            mass=keep * self.mass + add,
+            squares=keep**2 * self.squares + add**2,
+            smallest=totals.smallest,
+        )
+
+
+@dataclass(frozen=True)
+class OneGradient:
+    """FPFL-1G.
+
+    Parameters
+    ----------
+    damping, rate
+        c and γ.
+    tolerance
+        α to train towards; the constraint's own when it is not given.
+    memory
+        b: how much of the averages of counts is kept from one round to the next. 0: none.
+    spread
+        √R_0: the standard deviation of one round's rate of a group that ``rate`` and ``memory`` are
+        meant for; noisier groups move more slowly. None: all alike.
+    low, high
+        The range that the weight of a sample's loss is kept in. Below 0 the model would be rewarded
+        for being wrong.
+    standin
+        What is differentiated for a rate: ``"loss"``, or the rate's own stand-in (``"rate"``), with
+        which training can run into models that are equally wrong about everybody.
+    ratchet
+        Multipliers that only grow and act outside the tolerance alone, as MMDM's: to compare with.
+    """
+
+    damping: float = 2.0
+    rate: float = 0.05
+    tolerance: float | None = None
+    memory: float = 0.95
+    spread: float | None = 0.4
+    low: float = 0.1
+    high: float = 31.0
+    standin: Standin = "loss"
+    ratchet: bool = False
+
+    def __post_init__(self) -> None:
+        check_settings(self.damping, self.rate, self.tolerance)
+        if not 0.0 <= self.memory < 1.0:
+            raise ValueError(f"memory is {self.memory}; it must be in [0, 1)")
+        if self.spread is not None and not self.spread > 0.0:
+            raise ValueError(f"spread is {self.spread}; it must be positive, or None")
+        if not (0.0 <= self.low <= 1.0 <= self.high and math.isfinite(self.high)):
+            raise ValueError(
+                f"the weights' range is [{self.low}, {self.high}]; it must contain 1 and begin at "
+                "0 or above"
+            )
+        if self.standin not in get_args(Standin):
+            raise ValueError(f"standin is {self.standin!r}; expected one of {get_args(Standin)}")
+
+    def begin(self, rates: int, groups: int, device: torch.device) -> AveragedState:
+        """Nothing is known yet: λ = 0, no averages."""
+        nothing = torch.zeros(rates, groups + 1, device=device)
+        return AveragedState(nothing[:, :-1].clone(), nothing, nothing, nothing, nothing, 0.0)
+
+    def update(
+        self, state: MethodState, totals: Totals, tolerance: float
+    ) -> tuple[AveragedState, Tensor]:
+        """Average the counts, move the multipliers, and follow the one gradient there is."""
+        assert isinstance(state, AveragedState)  # it began with one
+        pace = self._pace(state, totals.noise)
+        state = state.with_round(totals, 1.0 - (1.0 - self.memory) * pace)
+        rate = self.rate * self._pace(state, totals.noise)[:, :-1]
+        multipliers = self._multipliers(state, rate, self._alpha(tolerance))
+        direction = totals.loss_gradient / totals.normaliser
+        return replace(state, multipliers=multipliers), direction
+
+    def weights(self, state: MethodState, normaliser: float, tolerance: float) -> Weights:
+        """N β, from the averages and multipliers of the rounds so far."""
+        assert isinstance(state, AveragedState)
+        kappa, n = self.kappa(state, tolerance), state.counts()
+        return Weights(
+            groups=-normaliser * kappa / n[:, :-1],
+            overall=normaliser * kappa.sum(dim=1) / n[:, -1],
+            low=self.low,
+            high=self.high,
+        )
+
+    def kappa(self, state: AveragedState, tolerance: float) -> Tensor:
+        """κ of shape (R, G); 0 where the counts say nothing."""
+        difference = state.differences()
+        g = _beyond(difference, self._alpha(tolerance))
+        kappa = state.multipliers + self.damping * g
+        if self.ratchet:  # λ ≥ 0, with the sign of the difference, and outside the tolerance alone
+            kappa = g.sign() * (state.multipliers + self.damping * g.abs())
+        return torch.where(difference.isnan(), torch.zeros_like(kappa), kappa)
+
+    def _multipliers(self, state: AveragedState, rate: Tensor, alpha: float) -> Tensor:
+        """λ after a round; where the counts say nothing it stays as it is."""
+        old, difference = state.multipliers, state.differences()
+        if self.ratchet:
+            return old + rate * _beyond(difference, alpha).abs()
+        above = (old.clamp(min=0.0) + rate * (difference - alpha)).clamp(min=0.0)
+        below = ((-old).clamp(min=0.0) + rate * (-difference - alpha)).clamp(min=0.0)
+        return torch.where(difference.isnan(), old, above - below)
+
+    def _pace(self, state: AveragedState, noise: float) -> Tensor:
+        """ρ of shape (R, G + 1); 1 before the first round, when all is news."""
+        if self.spread is None:
+            return torch.ones_like(state.n)
+        n = state.counts()
+        deviation = ((noise / n).square() + 0.25 / n).sqrt()
+        return torch.where(state.mass > 0, (self.spread / deviation).clamp(max=1.0), 1.0)
+
+    def _alpha(self, tolerance: float) -> float:
+        return tolerance if self.tolerance is None else self.tolerance
+
+
+def _beyond(difference: Tensor, alpha: float) -> Tensor:
+    """g with the difference's sign; 0 where it is not known."""
+    beyond = difference.sign() * (difference.abs() - alpha).clamp(min=0.0)
+    return beyond.nan_to_num(nan=0.0)

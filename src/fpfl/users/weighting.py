@@ -1,0 +1,69 @@
+r"""Weighting: from the weights that the server broadcasts to the objective of every sample.
+
+A sample's objective is ℓ_i + Σ_r b_{r,i} f_r(i) (`fpfl.fairness.weights`), and one of two things
+stands in for f_r:
+
+- e_r(y_i) ℓ_i, for rates that move with the loss (`fpfl.fairness.rates`). All of them together are
+  a weight of the sample's loss, kept in the public range:
+
+      ω_i ℓ_i,    ω_i = min(max(1 + Σ_r e_r(y_i) b_{r,i}, low), high).
+
+- its own stand-in, with the weight τ_{r,i} = b_{r,i}, kept in ±(high − 1).
+
+Neither depends on w, nor on other users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fpfl.data.schema import Schema
+from fpfl.fairness.rates import Rate
+from fpfl.fairness.weights import Weights
+from fpfl.users.packing import Batch
+
+
+@dataclass(frozen=True)
+class Weighting:
+    """How samples are weighted in the one gradient of a user.
+
+    Parameters
+    ----------
+    slopes
+        e_r(y), of shape (R, classes), or (R, 1) in a regression; 0 for rates with their own
+        stand-in.
+    own
+        The numbers of the rates with their own stand-in.
+    """
+
+    slopes: Tensor
+    own: tuple[int, ...]
+
+    @classmethod
+    def of(cls, rates: Sequence[Rate], schema: Schema, like: Tensor, *, losses: bool) -> Weighting:
+        """Which stand-in every rate gets: the loss where it may, if ``losses`` are wanted."""
+        found = [rate.loss_slopes(schema.classes) if losses else None for rate in rates]
+        nothing = torch.zeros(schema.classes or 1)
+        slopes = [nothing if slope is None else slope for slope in found]
+        own = tuple(r for r, slope in enumerate(found) if slope is None)
+        return cls(torch.stack(slopes or [nothing]).to(like), own)
+
+    def weighted(self, batch: Batch, member: Tensor, weights: Weights) -> Batch:
+        """The batch of the one gradient: ω in place of ``real``, τ in place of ``conditions``.
+
+        ``member`` (N, G) has the groups of the batch's rows.
+        """
+        b = weights.of_samples(batch.conditions, member)
+        labels = torch.zeros_like(batch.labels) if self.slopes.shape[1] == 1 else batch.labels
+        slopes = self.slopes.index_select(1, labels.long())
+        omega = (1.0 + (slopes * b).sum(dim=0)).clamp(weights.low, weights.high)
+        most = weights.high - 1.0
+        return replace(
+            batch,
+            real=omega * batch.real,
+            conditions=b[list(self.own)].clamp(-most, most),
+        )

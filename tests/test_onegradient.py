@@ -1,0 +1,439 @@
+"""One gradient for each user: the form of v, the weights, the method, local steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from conftest import RACE, SEX, make_population, vectors
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_engine import CONSTRAINTS, MODELS, SIZES, make
+from torch import Tensor, nn
+
+import fpfl
+from fpfl import Clipping, Constraint, FederatedAveraging, OneGradient, Privacy
+from fpfl.fairness import rates
+from fpfl.fairness.totals import Totals
+from fpfl.fairness.weights import Weights
+from fpfl.methods import Broadcasting
+from fpfl.methods.mmdm import constraint_direction
+from fpfl.thirdparty.clipping import DenseRows, clip, clip_rules, clipped_sum
+from fpfl.users import CohortEngine, FlatModel, task
+
+ALPHA = 0.02
+
+
+def some_weights(engine: CohortEngine, seed: int, low=0.1, high=3.0) -> Weights:
+    """Weights that some samples' reach the ends of the range with."""
+    r, g = len(engine.layout.rates), len(engine.layout.groups)
+    generator = torch.Generator().manual_seed(seed)
+    like = engine.model.vector()
+    groups = 1.5 * torch.randn(r, g, generator=generator).to(like)
+    return Weights(groups, torch.randn(r, generator=generator).to(like), low, high)
+
+
+def objective(engine: CohortEngine, w: Tensor, part: slice, weights: Weights | None) -> Tensor:
+    """A user's objective, sample by sample, straight from the definitions."""
+    data, schema = engine.data, engine.data.schema
+    x, y = data.features[part], data.labels[part]
+    output = task.flatten_output(engine.model(w, x), schema)
+    loss = task.loss(output, y, schema)
+    total = torch.zeros((), dtype=w.dtype)
+    found = engine.constraint.rates if engine.constraint and weights is not None else ()
+    member = engine.groups.membership(data.attributes[part]) if found else None
+    for i in range(len(y)):
+        omega, own = 1.0, torch.zeros((), dtype=w.dtype)
+        for r, rate in enumerate(found):
+            if not bool(rate.condition(y[i : i + 1])):
+                continue
+            b = float(weights.overall[r])
+            b += sum(float(weights.groups[r, g]) for g in range(len(engine.groups)) if member[i, g])
+            slopes = rate.loss_slopes(schema.classes) if engine.standin == "loss" else None
+            if slopes is None:
+                b = min(max(b, 1.0 - weights.high), weights.high - 1.0)
+                own = own + b * rate.standin(task.scores(output, schema), y)[i]
+            else:
+                omega += float(slopes[0 if schema.classes is None else int(y[i])]) * b
+        if found:
+            omega = min(max(omega, weights.low), weights.high)
+        total = total + omega * loss[i] + own
+    return total
+
+
+def gradients_by_hand(engine: CohortEngine, w: Tensor, weights: Weights | None) -> Tensor:
+    """mean_s G(w_s) of every user, one after the other."""
+    local = engine.local or FederatedAveraging(1, 1.0)
+    rows = []
+    for k in range(engine.data.population):
+        part = slice(*engine.data.offsets[k : k + 2].tolist())
+        n, total, own = part.stop - part.start, torch.zeros_like(w), w.clone()
+        for _ in range(local.steps if n else 0):
+            leaf = own.clone().requires_grad_()
+            (gradient,) = torch.autograd.grad(objective(engine, leaf, part, weights), leaf)
+            total += gradient / local.steps
+            own = own - local.learning_rate * gradient / n
+        rows.append(total)
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@given(
+    constraint=st.sampled_from(list(CONSTRAINTS)),
+    sizes=SIZES,
+    classes=st.sampled_from([2, 3]),
+    standin=st.sampled_from(["loss", "rate"]),
+    memory=st.sampled_from([1, 3_000, 10**9]),
+    shares=st.integers(1, 2),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_every_path_equals_the_loop(
+    model, constraint, sizes, classes, standin, memory, shares, seed
+):
+    """One gradient and the counts of every user, whatever the model, groups, chunks and shares."""
+    engine = make(
+        model, constraint, sizes, classes, seed, basis="split", memory=memory,
+        form="one-gradient", standin=standin,
+    )  # fmt: skip
+    paper = make(model, constraint, sizes, classes, seed, basis="split")
+    users, w = np.arange(len(sizes)), engine.model.vector()
+    weights = some_weights(engine, seed) if engine.constraint else None
+    given_ = sum(
+        vectors(engine, w, users, share=(i, shares), weights=weights) for i in range(shares)
+    )
+    places = engine.layout.slices
+    wanted = gradients_by_hand(engine, w, weights)
+    torch.testing.assert_close(given_[:, places["loss_gradient"]], wanted, rtol=1e-9, atol=1e-10)
+    counted = vectors(paper, w, users)
+    for name in set(places) - {"loss_gradient"}:
+        torch.testing.assert_close(given_[:, places[name]], counted[:, paper.layout.slices[name]])
+    rules = clip_rules(
+        Clipping(0.5, counts=1.0).blocks(constrained=weights is not None, selection=True), places
+    )
+    parts = engine.statistics(w, users, weights=weights)
+    total = sum(clipped_sum(part, rules) for part in parts)
+    expected = clip(DenseRows(given_, places), rules).sum(0)
+    torch.testing.assert_close(total, expected, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("model", ["linear", "perceptron", "convolutional", "lstm", "attention"])
+@pytest.mark.parametrize("constraint", ["none", "two attributes"])
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("memory", [1, 10**9])
+def test_local_steps_equal_the_loop(model, constraint, classes, memory) -> None:
+    """Every user takes its own steps from w; the counts stay those of the broadcast model."""
+    sizes = [3, 0, 1, 5, 3]
+    plain = make(model, constraint, sizes, classes, 3, form="one-gradient")
+    if constraint == "none":
+        plain = replace(plain, form="paper")
+    engine = replace(plain, local=FederatedAveraging(3, 0.5), memory=memory)
+    users, w = np.arange(len(sizes)), engine.model.vector()
+    weights = some_weights(engine, 3) if engine.constraint else None
+    given_ = vectors(engine, w, users, weights=weights)
+    p = engine.layout.slices["loss_gradient"]
+    wanted = gradients_by_hand(engine, w, weights)
+    torch.testing.assert_close(given_[:, p], wanted, rtol=1e-9, atol=1e-10)
+    at_w = vectors(plain, w, users, weights=weights)
+    torch.testing.assert_close(given_[:, p.stop :], at_w[:, p.stop :])
+    one = replace(engine, local=FederatedAveraging(1, 0.5))
+    torch.testing.assert_close(vectors(one, w, users, weights=weights), at_w)
+    assert not torch.allclose(wanted, at_w[:, p])
+
+
+def test_a_regression_shifts_its_targets() -> None:
+    """The stand-in of a mean prediction is linear: ½ (o − t)² + b o is a shift of t by −b."""
+    label_range = (-5.0, 5.0)
+    for rate, standin in [
+        (rates.mean_prediction, "loss"),
+        (rates.squared_error, "loss"),
+        (rates.absolute_error, "loss"),
+        (rates.absolute_error, "rate"),
+    ]:
+        data = make_population(users=12, classes=None).to("cpu", torch.float64)
+        model = FlatModel.of(nn.Linear(5, 1).double())
+        constraint = Constraint((rate(label_range),), ("sex",), label_range=label_range)
+        engine = CohortEngine(model, data, constraint, form="one-gradient", standin=standin)
+        weights, w = some_weights(engine, 1), model.vector()
+        given_ = vectors(engine, w, np.arange(12), weights=weights)
+        wanted = gradients_by_hand(engine, w, weights)
+        torch.testing.assert_close(given_[:, : model.size], wanted, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("constraint", ["one attribute", "two attributes", "intersection"])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_one_gradient_is_what_the_paper_form_would_have_combined(constraint, classes) -> None:
+    """Σ_k of the one gradient, over N = ∇L/N + Σ_a κ_a (∇F/n' − ∇F_a/n'_a), to rounding."""
+    how = {"sizes": [4, 2, 0, 7, 1], "classes": classes, "seed": 5}
+    paper = make("perceptron", constraint, **how)
+    one = make("perceptron", constraint, **how, form="one-gradient", standin="rate")
+    users, w, N = np.arange(5), paper.model.vector(), 3.0
+    totals = paper.layout.totals(vectors(paper, w, users).sum(0), N, 1e-9)
+    method = OneGradient(high=1e9, memory=0.0, standin="rate")
+    state = method.begin(*totals.F.shape, w.device)
+    state, _ = method.update(state, totals, ALPHA)
+    weights = method.weights(state, N, ALPHA)
+    assert bool((weights.groups != 0).any())
+    found = one.layout.totals(vectors(one, w, users, weights=weights).sum(0), N)
+    _, direction = method.update(state, found, ALPHA)
+    kappa = method.kappa(state, ALPHA).to(w)
+    wanted = totals.loss_gradient / N + constraint_direction(kappa, totals)
+    # Averages of counts are kept in single precision.
+    torch.testing.assert_close(direction, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_with_the_loss_it_is_a_weighted_cross_entropy() -> None:
+    engine = make("linear", "one attribute", [3, 3], 2, 0, form="one-gradient")
+    engine = replace(engine, constraint=fpfl.fnr_parity("sex"))
+    weights = Weights(torch.tensor([[2.0, -5.0]]), torch.tensor([0.5]), 0.1, 31.0)
+    data, w = engine.data, engine.model.vector()
+    given_ = vectors(engine, w, np.arange(2), weights=weights)[:, : engine.model.size]
+    positive, woman = data.labels == 1, data.attributes[:, 0] == 0
+    omega = torch.where(positive, torch.where(woman, 3.5, 0.1), 1.0).double()
+    leaf = w.clone().requires_grad_()
+    logits = engine.model(leaf, data.features).squeeze(1)
+    loss = nn.functional.binary_cross_entropy_with_logits(
+        logits, data.labels.double(), weight=omega, reduction="sum"
+    )
+    torch.testing.assert_close(given_.sum(0), torch.autograd.grad(loss, leaf)[0])
+
+
+@pytest.mark.parametrize(
+    ("rate", "classes", "wanted"),
+    [
+        (rates.false_negative_rate(), 2, [0, 1]),
+        (rates.false_positive_rate(), 2, [1, 0]),
+        (rates.true_positive_rate(), 2, [0, -1]),
+        (rates.accuracy(), 3, [-1, -1, -1]),
+        (rates.selection_rate(), 2, [1, -1]),
+        (rates.selection_rate(2), 3, [1, 1, -1]),
+        (rates.class_recall(1), 3, [0, -1, 0]),
+        (rates.squared_error((0, 2)), None, [2]),
+        (rates.absolute_error((0, 2)), None, [1]),
+    ],
+)
+def test_how_rates_move_with_the_loss(rate, classes, wanted) -> None:
+    slopes = rate.loss_slopes(classes)
+    if classes is not None:  # outside a rate's condition its slope is never used
+        slopes = slopes * rate.condition(torch.arange(classes))
+    assert slopes.tolist() == wanted
+    assert rates.mean_prediction((0, 1)).loss_slopes(None) is None
+
+
+def made_totals(F, n, overall_F=None, overall_n=None, smallest=1.0) -> Totals:
+    F, n = torch.as_tensor(F, dtype=torch.float32), torch.as_tensor(n, dtype=torch.float32)
+    none = torch.zeros(*F.shape, 3)
+    return Totals(
+        loss_gradient=torch.tensor([1.0, 2.0, 3.0]), normaliser=10.0, F=F, n=n, F_gradient=none,
+        overall_F=F.sum(1) if overall_F is None else overall_F,
+        overall_n=n.sum(1) if overall_n is None else overall_n,
+        overall_F_gradient=none[:, 0], smallest=smallest,
+    )  # fmt: skip
+
+
+COUNTS = st.lists(st.tuples(st.floats(5, 100), st.floats(0, 1)), min_size=2, max_size=4)
+
+
+@given(rounds=st.lists(COUNTS, min_size=1, max_size=5), memory=st.sampled_from([0.0, 0.5, 0.95]))
+@settings(max_examples=60, deadline=None)
+def test_the_multipliers_are_those_of_two_one_sided_constraints(rounds, memory) -> None:
+    """Against the formulas with λ⁺ and λ⁻ held apart, and averages as weighted sums."""
+    groups = min(map(len, rounds))
+    method = OneGradient(rate=0.3, damping=2.0, memory=memory, spread=None)
+    state = method.begin(1, groups, torch.device("cpu"))
+    plus, minus = np.zeros(groups), np.zeros(groups)
+    past: list[tuple[np.ndarray, np.ndarray]] = []
+    for counts in rounds:
+        n = np.array([count for count, _ in counts[:groups]])
+        F = n * np.array([rate for _, rate in counts[:groups]])
+        state, direction = method.update(state, made_totals([F], [n]), ALPHA)
+        past.append((F, n))
+        share = memory ** np.arange(len(past))[::-1] if memory else np.eye(len(past))[-1]
+        F_mean, n_mean = (sum(s * x[i] for s, x in zip(share, past, strict=True)) / share.sum()
+                          for i in (0, 1))  # fmt: skip
+        D = F_mean.sum() / n_mean.sum() - F_mean / n_mean
+        plus = np.maximum(0, plus + 0.3 * (D - ALPHA))
+        minus = np.maximum(0, minus + 0.3 * (-D - ALPHA))
+        # Held in one number: at most one of them is above 0 at a time.
+        plus, minus = np.maximum(plus - minus, 0), np.maximum(minus - plus, 0)
+        torch.testing.assert_close(direction, torch.tensor([0.1, 0.2, 0.3]))
+    np.testing.assert_allclose(state.multipliers[0], plus - minus, atol=2e-5)
+    kappa = plus - minus + 2.0 * np.sign(D) * np.maximum(np.abs(D) - ALPHA, 0)
+    weights = method.weights(state, 10.0, ALPHA)
+    np.testing.assert_allclose(weights.groups[0], -10 * kappa / n_mean, rtol=1e-3, atol=1e-4)
+    # What some groups get the others give: all weights together are none.
+    total = float(weights.overall[0]) * n_mean.sum() + float(
+        (weights.groups[0] * torch.tensor(n_mean)).sum()
+    )
+    assert abs(total) < 1e-3
+
+
+def test_multipliers_come_down_inside_the_tolerance_and_act_there() -> None:
+    method = OneGradient(rate=0.5, memory=0.0)
+    state = method.begin(1, 2, torch.device("cpu"))
+    unfair, fair = (
+        made_totals([[10.0, 2.0]], [[20.0, 20.0]]),
+        made_totals([[6.0, 6.0]], [[20.0, 20.0]]),
+    )
+    state, _ = method.update(state, unfair, 0.05)
+    first = state.multipliers
+    assert float(first[0, 0]) < 0 < float(first[0, 1])  # the weak group's errors are weighed up
+    assert float(method.weights(state, 1.0, 0.05).groups[0, 0]) > 0
+    state, _ = method.update(state, fair, 0.05)
+    assert bool((state.multipliers.abs() < first.abs()).all())
+    assert bool((method.kappa(state, 0.05) != 0).all())
+    for _ in range(20):
+        state, _ = method.update(state, fair, 0.05)
+    assert not bool(state.multipliers.any())
+    ratchet = replace(method, ratchet=True)
+    state, _ = ratchet.update(ratchet.begin(1, 2, torch.device("cpu")), unfair, 0.05)
+    grown = state.multipliers
+    state, _ = ratchet.update(state, fair, 0.05)
+    assert torch.equal(state.multipliers, grown)
+    assert not bool(ratchet.kappa(state, 0.05).any())
+
+
+def test_counts_that_say_nothing_rest() -> None:
+    """A group below the smallest count has no weight and keeps its multiplier."""
+    method = OneGradient(memory=0.0)
+    state = method.begin(1, 2, torch.device("cpu"))
+    assert not bool(method.weights(state, 200.0, ALPHA).groups.any())  # before the first round
+    state, _ = method.update(state, made_totals([[9.0, 2.0]], [[10.0, 10.0]]), ALPHA)
+    known = state.multipliers
+    low = made_totals([[0.5, 2.0]], [[-3.0, 10.0]], smallest=2.0)
+    state, _ = method.update(state, low, ALPHA)
+    assert float(state.multipliers[0, 0]) == float(known[0, 0])
+    weights = method.weights(state, 200.0, ALPHA)
+    assert float(weights.groups[0, 0]) == 0.0
+    assert bool(weights.groups.isfinite().all())
+    assert bool(weights.overall.isfinite().all())
+
+
+@given(seed=st.integers(0, 200), spread=st.floats(0.0, 1e6))
+@settings(max_examples=40, deadline=None)
+def test_whatever_the_noise_the_weights_stay_in_the_range(seed, spread) -> None:
+    engine = make("linear", "two attributes", [5, 3, 2], 2, 0, form="one-gradient")
+    engine = replace(engine, constraint=fpfl.equalized_odds("sex", "race"))
+    g = torch.Generator().manual_seed(seed)
+    shape = (2, len(engine.layout.groups))
+    totals = made_totals(
+        spread * torch.randn(shape, generator=g), spread * torch.randn(shape, generator=g)
+    )
+    method = OneGradient()
+    state, _ = method.update(method.begin(*shape, torch.device("cpu")), totals, ALPHA)
+    weights = method.weights(state, 200.0, ALPHA)
+    chunk = next(engine.chunks(np.arange(3)))
+    batch = engine._weighting.weighted(chunk.batch, chunk.member.double(), weights)
+    omega = batch.real[chunk.batch.real > 0]  # the others are padding
+    assert bool(((omega >= 0.1 - 1e-6) & (omega <= 31.0 + 1e-6)).all())
+
+
+def test_what_users_send() -> None:
+    """p numbers and the counts: at most 40% of the paper's vector for two groups."""
+    data = make_population(attributes=(SEX, RACE))
+    model = FlatModel.of(nn.Linear(5, 1))
+    for by in ((), ("sex",), (("sex", "race"),)):
+        constraint = fpfl.equalized_odds(*by)
+        one = CohortEngine(model, data, constraint, form="one-gradient").layout
+        paper = CohortEngine(model, data, constraint).layout
+        groups = len(one.groups)
+        own = 0 if one.partition else 4
+        assert one.size == model.size + 2 * 2 * groups + own + 2
+        assert one.size < paper.size
+        totals = one.totals(torch.arange(float(one.size)), 1.0)
+        assert totals.F_gradient.shape == (2, groups, model.size)
+        assert not bool(totals.F_gradient.any())
+        assert not bool(totals.overall_F_gradient.any())
+    wide = FlatModel.of(nn.Linear(92, 10))
+    constraint = fpfl.accuracy_parity("sex")
+    sizes = [
+        CohortEngine(wide, data, constraint, form=form).layout.size
+        for form in ("one-gradient", "paper")
+    ]
+    assert sizes[0] <= 0.4 * sizes[1]
+
+
+def trained(data, **how):
+    settings = {"cohort": 20, "rounds": 30, "seed": 0} | how
+    torch.manual_seed(0)
+    return fpfl.train(nn.Linear(5, 1), data, **settings)
+
+
+def test_training_with_one_gradient() -> None:
+    """It narrows the gap of plain training at about its accuracy, with and without local steps."""
+    data = make_population(users=300, mean=4.0, seed=3)
+    # The model may know the group: otherwise a linear one cannot tell what to change.
+    x = torch.cat([data.features[:, 1:], data.attributes.float()], dim=1)
+    data = replace(data, features=x)
+    constraint = fpfl.fnr_parity("sex", tolerance=0.0)
+    plain = trained(data, rounds=150, cohort=100, learning_rate=0.5)
+    before = plain.evaluate(data, bootstrap=0)
+    for local in (None, FederatedAveraging(3, 0.3)):
+        run = trained(
+            data, rounds=150, cohort=100, learning_rate=0.5, constraint=constraint,
+            method=OneGradient(rate=0.05), local=local,
+        )  # fmt: skip
+        after = run.evaluate(data, bootstrap=0)
+        assert after.gaps["fnr"].value < 0.5 * before.gaps["fnr"].value
+        assert after.accuracy > before.accuracy - 0.03
+        assert run.selected == "average of the last 75 iterates"
+        assert isinstance(OneGradient(), Broadcasting)
+
+
+def test_a_kept_run_goes_on_as_if_nothing_had_happened(tmp_path) -> None:
+    """A run with one gradient that is cut off in a round and resumed ends bit for bit the same."""
+    data = make_population(users=60)
+    how = {
+        "constraint": fpfl.fnr_parity("sex"), "method": OneGradient(),
+        "privacy": Privacy(noise_multiplier=1.0, delta=1e-3, clip=Clipping(1.0, counts=1.0)),
+        "noise_seed": 1, "local": FederatedAveraging(2, 0.1),
+    }  # fmt: skip
+    whole = trained(data, **how)
+
+    def stop(event):
+        if event.row["round"] == 17:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(data, **how, folder=tmp_path / "run", callbacks=[stop])
+    again = trained(data, **how, folder=fpfl.RunFolder(tmp_path / "run", resume=True))
+    assert again.history == whole.history
+    for one, other in zip(again.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "make_method",
+    [
+        lambda: OneGradient(low=-0.1), lambda: OneGradient(low=2.0), lambda: OneGradient(high=0.5),
+        lambda: OneGradient(high=float("inf")), lambda: OneGradient(memory=1.0),
+        lambda: OneGradient(damping=-1), lambda: OneGradient(rate=-1),
+        lambda: OneGradient(tolerance=1.0), lambda: OneGradient(standin="log"),
+        lambda: FederatedAveraging(0, 0.1), lambda: FederatedAveraging(2, 0.0),
+        lambda: FederatedAveraging(2.5, 0.1), lambda: FederatedAveraging(2, float("inf")),
+    ],
+)  # fmt: skip
+def test_settings_that_cannot_be_are_refused(make_method) -> None:
+    with pytest.raises(ValueError, match=r"must|expected|give"):
+        make_method()
+
+
+def test_the_papers_form_has_no_local_steps() -> None:
+    data = make_population()
+    with pytest.raises(ValueError, match="OneGradient"):
+        trained(data, constraint=fpfl.fnr_parity("sex"), local=FederatedAveraging(2, 0.1))
+    with pytest.raises(ValueError, match="FederatedAveraging"):
+        trained(data, local=3)
+
+
+def test_local_steps_refuse_a_model_that_vmap_cannot_do() -> None:
+    class Masked(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).squeeze(-1) * float(x[x > 0].sum())
+
+    model = FlatModel.of(Masked(5, 1))
+    engine = CohortEngine(model, make_population(), local=FederatedAveraging(2, 0.1))
+    with pytest.raises(ValueError, match=r"several users at once.*boolean indexing"):
+        list(engine.statistics(model.vector(), np.arange(2)))
