@@ -38,12 +38,13 @@ ALLOWED = {
         "arguments", "begun", "data", "fairness", "folder", "keeping", "methods", "privacy",
         "randomness", "run", "server", "thirdparty", "users",
     },
+    "suggest": {"data", "methods", "privacy"},
     "audit": {
         "data", "fairness", "models", "privacy", "server", "thirdparty", "train", "users",
     },
     "experiments": {
         "arguments", "data", "fairness", "methods", "models", "privacy", "report", "run", "server",
-        "train", "users",
+        "suggest", "train", "users",
     },
     "config": {
         "data", "fairness", "folder", "methods", "models", "privacy", "run", "server", "train",

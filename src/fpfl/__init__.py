@@ -24,6 +24,7 @@ from fpfl.privacy.population import PopulationLedger
 from fpfl.privacy.settings import Clipping, Privacy
 from fpfl.run import Run, evaluate_model
 from fpfl.server.round import RoundEvent
+from fpfl.suggest import suggest
 from fpfl.train import FpflWarning, train
 from fpfl.users.local import FederatedAveraging
 
@@ -60,5 +61,6 @@ __all__ = [
     "mlp",
     "predictive_parity",
     "scale_by_ranges",
+    "suggest",
     "train",
 ]

@@ -8,10 +8,11 @@ sends the one gradient
 
 and the counts F_a, n'_a, for the next round's β. In place of the counts of one round stand their
 moving averages F̄_a, n̄'_a. With D_a = F̄/n̄' − F̄_a/n̄'_a, every |D_a| ≤ α is two one-sided
-constraints, whose multipliers λ⁺, λ⁻ ≥ 0 are held in one number λ = λ⁺ − λ⁻:
+constraints, one of which holds with room to spare: both multipliers are held in one number λ_a,
+positive for D_a ≤ α and negative for −D_a ≤ α. The dual function is λ D − α |λ| in it, and so
 
-    λ⁺ ← max(0, λ⁺ + γ_a (D_a − α)),    λ⁻ ← max(0, λ⁻ + γ_a (−D_a − α)),
-    κ_a = λ_a + c g_a,    g_a = sign(D_a) max(|D_a| − α, 0),
+    λ_a ← S(λ_a + γ_a D_a, γ_a α),    S(x, t) = sign(x) max(|x| − t, 0),
+    κ_a = λ_a + c_a S(D_a, α),
     β = Σ_a κ_a/n̄' for everybody, −κ_a/n̄'_a for group a.
 
 Other than MMDM's, these multipliers come down inside the tolerance, and act there too. With the
@@ -19,11 +20,16 @@ loss in place of a rate's stand-in it is a proxy-Lagrangian (Cotter et al., 2019
 are counted decide on the multipliers, and a re-weighted loss is descended. There is no proof that
 this converges.
 
-The noisier a group's counts, the slower its averages and its multiplier. With noise of standard
-deviation s on a count, one round's rate of group a has about the variance R_a = (s/n̄'_a)² + 1/(4
-n̄'_a), and the best filter of something that drifts has a gain that is proportional to 1/√R_a:
+The surer a group's counts, the faster its multiplier. With noise of standard deviation s on a count,
+one round's rate of group a has about the variance R_a = (s/n̄'_a)² + 1/(4 n̄'_a), and the best filter
+of something that drifts has a gain proportional to 1/√R_a; the damping, which passes noise on as it
+is, shrinks with R_a itself:
 
-    1 − b_a = (1 − b) ρ_a,    γ_a = γ ρ_a,    ρ_a = min(1, √(R_0/R_a)).
+    γ_a = γ ρ_a,    c_a = c min(1, ρ_a²),    ρ_a = √(R_0/R_a), and no more than `MOST`.
+
+No group's multiplier may ask for more than its samples can give: |κ_a| N/n̄'_a ≤ high − 1, and the
+same for λ_a. Beyond that only the other side of the constraint would move, everybody's rate towards
+the group's: that way a small group whose rate answers slowly would make a model worse for all.
 """
 
 from __future__ import annotations
@@ -39,6 +45,11 @@ from fpfl.fairness.totals import Totals
 from fpfl.fairness.weights import Weights
 from fpfl.methods.base import MethodState, Standin
 from fpfl.methods.mmdm import check_settings
+
+
+MOST = 6.0
+"""How much faster than ``rate`` says a multiplier may be: beyond, the delay of what it moves would
+make it swing."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +71,7 @@ class AveragedState(MethodState):
     mass: Tensor
     squares: Tensor
     smallest: float
+    noise: float
 
     def differences(self) -> Tensor:
         """D_a of shape (R, G), kept in [−1, 1]; NaN where the averages say nothing."""
@@ -72,7 +84,7 @@ class AveragedState(MethodState):
         least = (self.smallest * self.squares.sqrt()).clamp(min=torch.finfo(self.n.dtype).tiny)
         return self.n.clamp(min=least) / self.mass.clamp(min=torch.finfo(self.n.dtype).tiny)
 
-    def with_round(self, totals: Totals, keep: Tensor) -> AveragedState:
+    def with_round(self, totals: Totals, keep: float) -> AveragedState:
         """Take in a round, keeping ``keep`` of the weights of those before."""
         F = torch.cat([totals.F, totals.overall_F.unsqueeze(1)], dim=1)
         n = torch.cat([totals.n, totals.overall_n.unsqueeze(1)], dim=1)
@@ -84,6 +96,7 @@ class AveragedState(MethodState):
             mass=keep * self.mass + add,
             squares=keep**2 * self.squares + add**2,
             smallest=totals.smallest,
+            noise=totals.noise,
         )
 
 
@@ -96,12 +109,13 @@ class OneGradient:
     damping, rate
         c and γ.
     tolerance
-        α to train towards; the constraint's own when it is not given.
+        α to train towards. 0, equality, leaves the constraint's own α for what noise and small
+        cohorts hide; None takes that very α.
     memory
         b: how much of the averages of counts is kept from one round to the next. 0: none.
     spread
-        √R_0: the standard deviation of one round's rate of a group that ``rate`` and ``memory`` are
-        meant for; noisier groups move more slowly. None: all alike.
+        √R_0: the standard deviation of one round's rate of a group that ``rate`` and ``damping``
+        are meant for. None: for all alike.
     low, high
         The range that the weight of a sample's loss is kept in. Below 0 the model would be rewarded
         for being wrong.
@@ -113,12 +127,12 @@ class OneGradient:
     """
 
     damping: float = 2.0
-    rate: float = 0.05
-    tolerance: float | None = None
+    rate: float = 0.1
+    tolerance: float | None = 0.0
     memory: float = 0.95
-    spread: float | None = 0.4
+    spread: float | None = 0.3
     low: float = 0.1
-    high: float = 31.0
+    high: float = 11.0
     standin: Standin = "loss"
     ratchet: bool = False
 
@@ -139,24 +153,24 @@ class OneGradient:
     def begin(self, rates: int, groups: int, device: torch.device) -> AveragedState:
         """Nothing is known yet: λ = 0, no averages."""
         nothing = torch.zeros(rates, groups + 1, device=device)
-        return AveragedState(nothing[:, :-1].clone(), nothing, nothing, nothing, nothing, 0.0)
+        return AveragedState(nothing[:, :-1].clone(), nothing, nothing, nothing, nothing, 0.0, 0.0)
 
     def update(
         self, state: MethodState, totals: Totals, tolerance: float
     ) -> tuple[AveragedState, Tensor]:
         """Average the counts, move the multipliers, and follow the one gradient there is."""
         assert isinstance(state, AveragedState)  # it began with one
-        pace = self._pace(state, totals.noise)
-        state = state.with_round(totals, 1.0 - (1.0 - self.memory) * pace)
-        rate = self.rate * self._pace(state, totals.noise)[:, :-1]
+        state = state.with_round(totals, self.memory)
+        rate = self.rate * self._pace(state)
         multipliers = self._multipliers(state, rate, self._alpha(tolerance))
+        multipliers = self._given(multipliers, state, totals.normaliser)
         direction = totals.loss_gradient / totals.normaliser
         return replace(state, multipliers=multipliers), direction
 
     def weights(self, state: MethodState, normaliser: float, tolerance: float) -> Weights:
         """N β, from the averages and multipliers of the rounds so far."""
         assert isinstance(state, AveragedState)
-        kappa, n = self.kappa(state, tolerance), state.counts()
+        kappa, n = self.kappa(state, normaliser, tolerance), state.counts()
         return Weights(
             groups=-normaliser * kappa / n[:, :-1],
             overall=normaliser * kappa.sum(dim=1) / n[:, -1],
@@ -164,37 +178,42 @@ class OneGradient:
             high=self.high,
         )
 
-    def kappa(self, state: AveragedState, tolerance: float) -> Tensor:
+    def kappa(self, state: AveragedState, normaliser: float, tolerance: float) -> Tensor:
         """κ of shape (R, G); 0 where the counts say nothing."""
         difference = state.differences()
-        g = _beyond(difference, self._alpha(tolerance))
-        kappa = state.multipliers + self.damping * g
+        g = _soft(difference, self._alpha(tolerance))
+        damping = self.damping * self._pace(state).square().clamp(max=1.0)
+        kappa = state.multipliers + damping * g
         if self.ratchet:  # λ ≥ 0, with the sign of the difference, and outside the tolerance alone
-            kappa = g.sign() * (state.multipliers + self.damping * g.abs())
+            kappa = g.sign() * (state.multipliers + damping * g.abs())
+        kappa = self._given(kappa, state, normaliser)
         return torch.where(difference.isnan(), torch.zeros_like(kappa), kappa)
 
     def _multipliers(self, state: AveragedState, rate: Tensor, alpha: float) -> Tensor:
         """λ after a round; where the counts say nothing it stays as it is."""
         old, difference = state.multipliers, state.differences()
         if self.ratchet:
-            return old + rate * _beyond(difference, alpha).abs()
-        above = (old.clamp(min=0.0) + rate * (difference - alpha)).clamp(min=0.0)
-        below = ((-old).clamp(min=0.0) + rate * (-difference - alpha)).clamp(min=0.0)
-        return torch.where(difference.isnan(), old, above - below)
+            return old + rate * _soft(difference, alpha).abs().nan_to_num(nan=0.0)
+        moved = _soft(old + rate * difference, rate * alpha)
+        return torch.where(difference.isnan(), old, moved)
 
-    def _pace(self, state: AveragedState, noise: float) -> Tensor:
-        """ρ of shape (R, G + 1); 1 before the first round, when all is news."""
+    def _pace(self, state: AveragedState) -> Tensor:
+        """ρ of shape (R, G)."""
         if self.spread is None:
-            return torch.ones_like(state.n)
-        n = state.counts()
-        deviation = ((noise / n).square() + 0.25 / n).sqrt()
-        return torch.where(state.mass > 0, (self.spread / deviation).clamp(max=1.0), 1.0)
+            return torch.ones_like(state.multipliers)
+        n = state.counts()[:, :-1]
+        deviation = ((state.noise / n).square() + 0.25 / n).sqrt()
+        return (self.spread / deviation).clamp(max=MOST)
+
+    def _given(self, asked: Tensor, state: AveragedState, normaliser: float) -> Tensor:
+        """What of multipliers that are asked for a group's samples can give."""
+        most = (self.high - 1.0) * state.counts()[:, :-1] / normaliser
+        return torch.minimum(torch.maximum(asked, -most), most)
 
     def _alpha(self, tolerance: float) -> float:
         return tolerance if self.tolerance is None else self.tolerance
 
 
-def _beyond(difference: Tensor, alpha: float) -> Tensor:
-    """g with the difference's sign; 0 where it is not known."""
-    beyond = difference.sign() * (difference.abs() - alpha).clamp(min=0.0)
-    return beyond.nan_to_num(nan=0.0)
+def _soft(x: Tensor, threshold: Tensor | float) -> Tensor:
+    """S(x, t) = sign(x) max(|x| − t, 0)."""
+    return x.sign() * (x.abs() - threshold).clamp(min=0.0)
