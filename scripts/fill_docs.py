@@ -7,6 +7,7 @@ A page has markers, and what stands between them is made by this script:
     <!-- demo -->                                docs/results/demo/results.json
     <!-- bench: speeds -->                       a table of benchmarks/results/*.json
     <!-- audit -->, <!-- audit: twins -->        docs/results/audit/*.json
+    <!-- robust: table -->                       a table of scripts/robust_tables.py
     <!-- end -->
 
 ``python scripts/fill_docs.py`` rewrites the pages, ``--check`` only says whether they are up to
@@ -24,10 +25,14 @@ from statistics import mean, stdev
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(Path(__file__).parent))
+
+import robust_tables  # noqa: E402 - a neighbour of this script
+
 RESULTS = ROOT / "docs" / "results"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(
-    r"(<!-- (results|compare|demo|bench|audit)(?:: ([^>]*?))? -->\n).*?(<!-- end -->)", re.S
+    r"(<!-- (results|compare|demo|bench|audit|robust)(?:: ([^>]*?))? -->\n).*?(<!-- end -->)", re.S
 )
 
 HOW = {
@@ -64,6 +69,8 @@ def render(kind: str, argument: str) -> str:
         return demo_table()
     if kind == "bench":
         return bench_table(argument.strip())
+    if kind == "robust":
+        return robust_tables.TABLES[argument.strip()]()
     if kind == "audit":
         return audit_table(argument.strip() or "audit")
     names = argument.split()

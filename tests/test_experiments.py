@@ -5,15 +5,25 @@ from __future__ import annotations
 import dataclasses
 import json
 
+import numpy as np
 import pytest
+import torch
+from conftest import make_population, vectors
+from torch import nn
 
+import fpfl
 from fpfl.experiments import runner
 from fpfl.experiments.__main__ import main
-from fpfl.experiments.tables import load_table, matches, override
+from fpfl.experiments.ablation import CHANGES, SeparateGradients, with_loss
+from fpfl.experiments.rows import CONSTRAINTS
+from fpfl.experiments.tables import TABLES, load_table, matches, override
+from fpfl.methods import MethodState
+from fpfl.users import CohortEngine, FlatModel
 
 FIELDS = [
-    "table", "data", "model", "algorithm", "cohort", "population", "rounds", "seed", "accuracy",
-    "fnr_gap", "eo_gap", "demp_gap", "pp_gap", "accuracy_gap", "train_accuracy", "train_gap",
+    "table", "data", "model", "algorithm", "cohort", "variant", "population", "rounds", "seed",
+    "accuracy", "error", "gap", "fnr_gap", "eo_gap", "demp_gap", "pp_gap", "accuracy_gap",
+    "train_accuracy", "train_error", "train_gap", "rates", "numbers_sent",
     "convention", "epsilon", "epsilon_honest", "delta", "noise_multiplier", "seconds",
 ]  # fmt: skip
 
@@ -40,6 +50,59 @@ def test_every_row_of_the_papers_tables_is_there() -> None:
     assert (free.clip, free.epsilon, free.damping) == (None, None, 0.0)
 
 
+def test_the_tables_beyond_the_paper() -> None:
+    robust = load_table("adult-robust")
+    assert len(robust) == 24
+    assert {(r.cohort, r.epsilon) for r in robust} == {(200, 2), (200, 0.5), (200, 0.1), (1000, 2)}
+    by_name = {r.name(16_280): r for r in robust}
+    one = by_name["deep/FPFL-1G/200/16280/ε=0.5"]
+    assert (one.method, one.suggested, one.clip, one.rounds) == ("one-gradient", True, None, 1000)
+    paper = by_name["deep/FPFL/1000/16280/ε=2"]
+    assert (paper.method, paper.suggested, paper.clip, paper.rounds) == ("mmdm", False, 2.4, 250)
+    plain = by_name["shallow/PFL/200/16280/ε=0.1"]
+    assert (plain.method, plain.suggested) == (None, True)
+    ablation = load_table("adult-ablation")
+    assert {r.change for r in ablation} == {"", *CHANGES}
+    assert {r.constraint for r in ablation} == set(CONSTRAINTS)
+    # Rows of the same name would be taken for one.
+    for rows in (robust, ablation):
+        assert len({r.key for r in rows}) == len(rows)
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("part", ["*without*", "*counts*", "*alike", "*range", "*race", "*odds",
+                                  "*parity", "*regression"])  # fmt: skip
+def test_every_row_of_the_ablation_runs(part, capsys) -> None:
+    arguments = ["adult-ablation", "--rows", f"shallow/{part}", "--jobs", "1", "--json"]
+    assert main([*arguments, "--convention", "poisson"]) == 0
+    for result in json.loads(capsys.readouterr().out):
+        assert list(result) == FIELDS
+        fixed = "fixed cohorts" in result["variant"]
+        assert result["convention"] == ("replace-one" if fixed else "poisson")
+        assert result["epsilon_honest"] == pytest.approx(2.0, rel=1e-3)
+        separate = "separate" in result["variant"]
+        p = 92 * 10 + 10 + 10 + 1 if result["accuracy"] is not None else 91 * 10 + 21
+        assert (result["numbers_sent"] > 3 * p) == separate
+        assert result["train_gap"] == max(v["gap"] for v in result["rates"]["train"].values())
+
+
+def test_separate_gradients_are_combined_as_one_would_be() -> None:
+    """The ablation's method on the paper's form, against the loss of weighted samples."""
+    data = make_population(users=20).to("cpu", torch.float64)
+    model = FlatModel.of(nn.Linear(5, 1).double())
+    constraint = fpfl.equalized_odds("sex")
+    rates = tuple(with_loss(rate) for rate in constraint.rates)
+    paper = CohortEngine(model, data, dataclasses.replace(constraint, rates=rates))
+    users, w, N = np.arange(20), model.vector(), 7.0
+    totals = paper.layout.totals(vectors(paper, w, users).sum(0), N, 1e-9)
+    inner = fpfl.OneGradient(memory=0.0, high=1e9, low=0.0, rate=0.01, damping=0.01)
+    state, direction = SeparateGradients(inner).update(MethodState.zeros(2, 2), totals, 0.02)
+    weights = inner.weights(state, N, 0.02)
+    one = CohortEngine(model, data, constraint, form="one-gradient")
+    summed = vectors(one, w, users, weights=weights).sum(0)[: model.size]
+    torch.testing.assert_close(direction, summed / N, rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize(
     ("pattern", "hit"),
     [("*", True), ("SHALLOW/fpfl/*", True), ("*/FPFL/1000/*", True), ("deep/*", False)],
@@ -50,8 +113,7 @@ def test_patterns_are_case_insensitive_globs(pattern: str, hit: bool) -> None:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [dataclasses.replace(r, rounds=4) for t in ("adult-central", "adult-federated")
-            for r in load_table(t)]  # fmt: skip
+    rows = [dataclasses.replace(r, rounds=4) for t in TABLES for r in load_table(t)]
     monkeypatch.setattr(runner, "load_table", lambda table: [r for r in rows if r.table == table])
 
 

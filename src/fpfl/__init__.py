@@ -3,7 +3,14 @@
 Importing this package imports torch and numpy alone; everything else is imported where it is used.
 """
 
-from fpfl.data import Attribute, FederatedDataset, Schema, load_adult, scale_by_ranges
+from fpfl.data import (
+    Attribute,
+    FederatedDataset,
+    Schema,
+    load_adult,
+    merge_values,
+    scale_by_ranges,
+)
 from fpfl.fairness import (
     Constraint,
     Evaluation,
@@ -58,6 +65,7 @@ __all__ = [
     "evaluate_privately",
     "fnr_parity",
     "load_adult",
+    "merge_values",
     "mlp",
     "predictive_parity",
     "scale_by_ranges",

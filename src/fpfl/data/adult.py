@@ -41,6 +41,7 @@ def load_adult(
     *,
     normalise: Literal["paper", "ranges"] = "ranges",
     attributes: tuple[str, ...] = ("sex",),
+    label: Literal["income", "hours-per-week"] = "income",
 ) -> FederatedDataset:
     """Load Adult: who in the US census of 1994 earned more than 50,000 dollars a year.
 
@@ -61,6 +62,9 @@ def load_adult(
         public `RANGES` (values outside are clamped), which costs no privacy.
     attributes
         The sensitive attributes, among ``"sex"`` and ``"race"``. Both are features in any case.
+    label
+        ``"income"``, above 50,000 dollars or not; or ``"hours-per-week"``, a regression: then the
+        hours are not among the features, and the income is neither.
 
     Returns
     -------
@@ -84,28 +88,33 @@ def load_adult(
     train_rows = int(data["train-rows"])
     rows = slice(train_rows) if split == "train" else slice(train_rows, None)
 
-    numbers = np.column_stack([data[name].astype(np.float64) for name in RANGES])
+    if label not in ("income", "hours-per-week"):
+        raise ValueError(f"label is {label!r}; expected 'income' or 'hours-per-week'")
+    used = {name: ends for name, ends in RANGES.items() if name != label}
+    numbers = np.column_stack([data[name].astype(np.float64) for name in used])
     if normalise == "paper":
         train = numbers[:train_rows]
         numbers = (numbers - train.mean(axis=0)) / train.std(axis=0)
     else:
-        numbers = scale_by_ranges(numbers, list(RANGES.values()))
+        numbers = scale_by_ranges(numbers, list(used.values()))
     one_hot = [_one_hot(data[name], len(values[name])) for name in _CATEGORICAL]
 
     features = np.concatenate([numbers, *one_hot], axis=1)[rows].astype(np.float32)
-    names = [*RANGES, *(f"{name}={value}" for name in _CATEGORICAL for value in values[name])]
-    ranges = [*RANGES.values(), *[(0.0, 1.0)] * (len(names) - len(RANGES))]
+    names = [*used, *(f"{name}={value}" for name in _CATEGORICAL for value in values[name])]
+    ranges = [*used.values(), *[(0.0, 1.0)] * (len(names) - len(used))]
     codes = np.zeros((len(features), len(attributes)), dtype=np.int64)
     for column, name in enumerate(attributes):
         codes[:, column] = data[name][rows]
     schema = Schema(
         shape=(len(names),),
-        classes=2,
+        classes=2 if label == "income" else None,
+        label_range=None if label == "income" else RANGES[label],
         attributes=tuple(Attribute(name, values[name]) for name in attributes),
         feature_names=tuple(names),
         feature_ranges=tuple(ranges) if normalise == "ranges" else None,
     )
-    return FederatedDataset.from_samples(features, data["label"][rows], codes, schema)
+    labels = data["label"] if label == "income" else data[label].astype(np.float32)
+    return FederatedDataset.from_samples(features, labels[rows], codes, schema)
 
 
 def _one_hot(codes: NDArray[np.uint8], size: int) -> NDArray[np.float64]:

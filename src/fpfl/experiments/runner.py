@@ -10,130 +10,19 @@ import platform
 import shlex
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 
 from fpfl.arguments import check_device
-from fpfl.data.adult import load_adult
-from fpfl.data.federated import FederatedDataset
 from fpfl.experiments.markdown import markdown_table
-from fpfl.experiments.tables import NETWORKS, Row, load_table, matches, override
-from fpfl.fairness.constraints import fnr_parity
-from fpfl.methods import MMDM, Method, Tran
-from fpfl.models import mlp
-from fpfl.privacy.plan import Convention, PrivacyWarning
-from fpfl.privacy.settings import Privacy
-from fpfl.run import Run
-from fpfl.server.selection import Rule
-from fpfl.train import FpflWarning, train
-
-Result = dict[str, Any]
-
-STATEMENT = "statement"
-"""A private run's statement, for the table; it is not among the figures of results.json."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """What may be varied for a whole table, never for one row.
-
-    ``noise_multiplier`` replaces calibration (where dp-accounting is not installed);
-    ``overrides`` (``key=value``) replace settings of all rows, for the alternatives in
-    docs/reproduction.md.
-    """
-
-    convention: Convention = "poisson"
-    noise_multiplier: float | None = None
-    overrides: tuple[str, ...] = ()
-    device: str = "cpu"
-
-
-def population(row: Row) -> int:
-    """K of a row: users of mean size, or single samples when the row is central."""
-    return _population(row, 0).population
-
-
-def run_row(row: Row, seed: int, options: Options) -> Result:
-    """Train one row with one seed and evaluate it on the test set and the training population."""
-    start = time.perf_counter()
-    data = _population(row, seed)
-    run = train_row(row, data, seed, options)
-    if run.stopped:
-        raise ValueError(f"{row.name(data.population)}, seed {seed}: {run.stopped}")
-    test = run.evaluate(load_adult("test", normalise="paper"), bootstrap=0)
-    training = run.evaluate(data, bootstrap=0)
-    statement = run.privacy.as_dict() if run.privacy else {}
-    constrained = training.gaps["fnr"].value
-    return {
-        "table": row.table,
-        "data": "adult",
-        "model": row.model,
-        "algorithm": row.algorithm,
-        "cohort": row.cohort,
-        "population": data.population,
-        "rounds": row.rounds,
-        "seed": seed,
-        "accuracy": test.accuracy,
-        **{f"{name}_gap": test.gaps[name].value for name in ("fnr", "eo", "demp", "pp")},
-        "accuracy_gap": test.gaps["accuracy"].value,
-        "train_accuracy": training.accuracy,
-        "train_gap": constrained,
-        "convention": statement.get("convention"),
-        "epsilon": statement.get("epsilon"),
-        "epsilon_honest": statement.get("epsilon_honest"),
-        "delta": statement.get("delta"),
-        "noise_multiplier": statement.get("noise_multiplier"),
-        "seconds": round(time.perf_counter() - start, 2),
-        STATEMENT: str(run.privacy) if run.privacy else None,
-    }
-
-
-def train_row(row: Row, data: FederatedDataset, seed: int, options: Options) -> Run:
-    """Train one row: Algorithm 1 with that row's parts switched on."""
-    constraint = fnr_parity("sex", tolerance=row.tolerance) if row.method else None
-    privacy = None
-    if row.private:
-        assert row.clip is not None  # the table gives every private row one
-        privacy = Privacy(
-            epsilon=row.epsilon if options.noise_multiplier is None else None,
-            noise_multiplier=options.noise_multiplier,
-            clip=row.clip,
-            delta=row.delta,
-            convention=options.convention,
-        )
-    # The paper samples without replacement; only the poisson convention has it otherwise.
-    poisson = options.convention == "poisson" and row.cohort is not None
-    with warnings.catch_warnings():
-        # δ = 5e-5 is the paper's, and that noise drowns some constraints is what the table shows.
-        warnings.simplefilter("ignore", PrivacyWarning)
-        warnings.filterwarnings("ignore", "the noise drowns", FpflWarning)
-        return train(
-            mlp(data.schema.shape[0], NETWORKS[row.model], initial=row.initial, seed=seed).to(
-                options.device
-            ),
-            data,
-            cohort=row.cohort or row.batch or 1,
-            rounds=row.rounds,
-            constraint=constraint,
-            method=_method(row),
-            privacy=privacy,
-            clip=None if row.private else row.clip,
-            sampling="poisson" if poisson else "without-replacement",
-            learning_rate=row.learning_rate,
-            normaliser=_normaliser(row.normaliser),
-            selection=_selection(row.selection),
-            selection_window=row.selection_window,
-            seed=seed,
-            noise_seed=seed if row.private else None,
-        )
+from fpfl.experiments.rows import STATEMENT, Options, Result, population, run_row
+from fpfl.experiments.tables import Row, load_table, matches, override
+from fpfl.privacy.plan import Convention
 
 
 def run_table(
@@ -185,11 +74,15 @@ def print_result(result: Result, done: int, total: int) -> None:
     """One line on the error stream for each finished run."""
     print(
         f"[{done}/{total}] {result['model']} {result['algorithm']} m={result['cohort'] or '-'} "
-        f"seed {result['seed']}: accuracy {result['accuracy']:.3f}, FNR gap "
-        f"{result['fnr_gap']:.3f} (training {result['train_gap']:.3f}), {result['seconds']} s",
+        f"{result['variant']} seed {result['seed']}: {_shown(result['accuracy'])}, gap "
+        f"{result['gap']:.3f} (training {result['train_gap']:.3f}), {result['seconds']} s",
         file=sys.stderr,
         flush=True,
     )
+
+
+def _shown(accuracy: float | None) -> str:
+    return "regression" if accuracy is None else f"accuracy {accuracy:.3f}"
 
 
 def reproduce(
@@ -296,39 +189,3 @@ def about_this_run(command: str, seconds: float) -> dict[str, Any]:
         "torch": torch.__version__,
         "wall_seconds": round(seconds, 1),
     }
-
-
-@lru_cache(maxsize=2)
-def _population_of(mean_samples: float | None, seed: int) -> FederatedDataset:
-    data = load_adult("train", normalise="paper")
-    return (
-        data.single_samples()
-        if mean_samples is None
-        else data.partition(mean=mean_samples, seed=seed)
-    )
-
-
-def _population(row: Row, seed: int) -> FederatedDataset:
-    return _population_of(row.mean_samples, seed)
-
-
-def _method(row: Row) -> Method | None:
-    if row.method == "tran":
-        return Tran(rate=row.multiplier_rate, max_multiplier=row.max_multiplier)
-    if row.method == "mmdm":
-        return MMDM(damping=row.damping, rate=row.multiplier_rate)
-    return None
-
-
-def _normaliser(value: str) -> Literal["users", "samples"]:
-    if value not in ("users", "samples"):
-        raise ValueError(f"the normaliser is {value!r}; expected 'users' or 'samples'")
-    return "users" if value == "users" else "samples"
-
-
-def _selection(value: str) -> Rule:
-    for rule in get_args(Rule):
-        if value == rule:
-            chosen: Rule = rule
-            return chosen
-    raise ValueError(f"the selection is {value!r}; expected 'best', 'last' or 'average'")

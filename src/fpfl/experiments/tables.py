@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from importlib import resources
+from itertools import product
 from typing import Any, Literal
 
 from fpfl.models import DEEP, SHALLOW
 
-TABLES = ("adult-central", "adult-federated")
+TABLES = ("adult-central", "adult-federated", "adult-robust", "adult-ablation")
 
 NETWORKS = {"shallow": SHALLOW, "deep": DEEP}
 
@@ -31,7 +32,12 @@ SETTINGS: dict[str, type] = {
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table: what to run, and what the paper reports for it."""
+    """One row of a table: what to run, and what the paper reports for it.
+
+    ``constraint`` is what is measured, and enforced where there is a ``method``. ``suggested``
+    takes clipping and learning rate from `fpfl.suggest` in place of the row's own; ``change`` names
+    a part of FPFL-1G that is taken out, ``variant`` what a row of several alike is called.
+    """
 
     table: str
     model: str
@@ -54,6 +60,10 @@ class Row:
     clip: float | None = None
     epsilon: float | None = None
     delta: float | None = None
+    constraint: str = "fnr"
+    suggested: bool = False
+    variant: str = ""
+    change: str = ""
 
     @property
     def private(self) -> bool:
@@ -61,8 +71,17 @@ class Row:
         return self.epsilon is not None
 
     def name(self, population: int) -> str:
-        """``model/algorithm/cohort/population``, what a pattern is matched with."""
-        return f"{self.model}/{self.algorithm}/{self.cohort or '-'}/{population}"
+        """``model/algorithm/cohort/population``, what a pattern is matched with.
+
+        With ``/variant`` where rows have one.
+        """
+        name = f"{self.model}/{self.algorithm}/{self.cohort or '-'}/{population}"
+        return f"{name}/{self.variant}" if self.variant else name
+
+    @property
+    def key(self) -> tuple[str, str, int | None, str]:
+        """What tells a row from the others of its table."""
+        return self.model, self.algorithm, self.cohort, self.variant
 
 
 def override(row: Row, settings: Sequence[str]) -> Row:
@@ -90,13 +109,29 @@ def load_table(table: str) -> list[Row]:
         raise ValueError(f"there is no table {table!r}; choose one of {', '.join(TABLES)}")
     file = resources.files("fpfl.experiments") / f"{table}.toml"
     content = tomllib.loads(file.read_text(encoding="utf-8"))
-    return [_row(content, row) for row in content["rows"]]
+    return [_row(content, row) for entry in content["rows"] for row in _written_out(entry)]
+
+
+def _written_out(entry: dict[str, Any]) -> list[dict[str, Any]]:
+    """An entry whose settings are lists stands for all combinations, the first varying slowest.
+
+    What differs is the variant: of several ``epsilon``, ``"ε=0.5"``.
+    """
+    lists = {key: value for key, value in entry.items() if isinstance(value, list)}
+    rows = []
+    for values in product(*lists.values()):
+        row = entry | dict(zip(lists, values, strict=True))
+        if "epsilon" in row:
+            row.setdefault("variant", f"ε={row['epsilon']:g}")
+        rows.append(row)
+    return rows
 
 
 def _row(content: dict[str, Any], entry: dict[str, Any]) -> Row:
     settings = content["defaults"] | content["algorithms"][entry["algorithm"]] | entry
     settings.setdefault("cohort", None)
-    if settings.pop("clip", False):
+    settings.setdefault("paper", {})
+    if settings.pop("clip", False) and not settings.get("suggested"):
         bounds = content["clip"][entry["model"]]
         settings["clip"] = bounds["constrained" if "method" in settings else "plain"]
     if not settings.pop("private", False):

@@ -20,10 +20,10 @@ loss in place of a rate's stand-in it is a proxy-Lagrangian (Cotter et al., 2019
 are counted decide on the multipliers, and a re-weighted loss is descended. There is no proof that
 this converges.
 
-The surer a group's counts, the faster its multiplier. With noise of standard deviation s on a count,
-one round's rate of group a has about the variance R_a = (s/n̄'_a)² + 1/(4 n̄'_a), and the best filter
-of something that drifts has a gain proportional to 1/√R_a; the damping, which passes noise on as it
-is, shrinks with R_a itself:
+The surer a group's counts, the faster its multiplier. With noise of standard deviation s on a
+count, one round's rate of group a has about the variance R_a = (s/n̄'_a)² + 1/(4 n̄'_a), and the best
+filter of something that drifts has a gain proportional to 1/√R_a; the damping, which passes noise
+on as it is, shrinks with R_a itself:
 
     γ_a = γ ρ_a,    c_a = c min(1, ρ_a²),    ρ_a = √(R_0/R_a), and no more than `MOST`.
 
@@ -45,7 +45,6 @@ from fpfl.fairness.totals import Totals
 from fpfl.fairness.weights import Weights
 from fpfl.methods.base import MethodState, Standin
 from fpfl.methods.mmdm import check_settings
-
 
 MOST = 6.0
 """How much faster than ``rate`` says a multiplier may be: beyond, the delay of what it moves would
@@ -131,7 +130,7 @@ class OneGradient:
     tolerance: float | None = 0.0
     memory: float = 0.95
     spread: float | None = 0.3
-    low: float = 0.1
+    low: float = 0.05
     high: float = 11.0
     standin: Standin = "loss"
     ratchet: bool = False

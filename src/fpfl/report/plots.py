@@ -1,4 +1,4 @@
-"""Pictures: a rate of every group over the rounds."""
+"""Pictures: a rate of every group over the rounds, and figures against ε."""
 
 from __future__ import annotations
 
@@ -62,6 +62,59 @@ def plot_groups(
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel(rate)
     axes[0].legend(loc="lower left", frameon=False, fontsize=9)
+    if note:
+        figure.supxlabel(note, fontsize=8.5, color="#444444")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    return path
+
+
+Points = Mapping[str, Sequence[tuple[float, float, float]]]
+"""For every line's name: (ε, mean, standard deviation) points."""
+
+
+def plot_against_epsilon(
+    panels: Mapping[str, Points], path: Path, *, limits: Mapping[str, float], note: str = ""
+) -> Path:
+    """Draw one panel for each quantity: a line for each algorithm over ε, with its spread.
+
+    Parameters
+    ----------
+    panels
+        For every quantity's name, the algorithms' points.
+    path
+        Where to write the picture.
+    limits
+        A level to mark in a panel, by the quantity's name.
+    note
+        A line under the picture.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.0 * len(panels), 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axis, (name, lines) in zip(axes, panels.items(), strict=True):
+        for colour, marker, (algorithm, points) in zip(
+            COLOURS, "os^Dv", lines.items(), strict=False
+        ):
+            epsilon, mean, spread = zip(*points, strict=True)
+            axis.errorbar(
+                epsilon, mean, yerr=spread, color=colour, marker=marker, ms=4.5, lw=1.6,
+                capsize=2.5, label=algorithm,
+            )  # fmt: skip
+        if name in limits:
+            axis.axhline(limits[name], color="#555555", lw=1.0, ls=":")
+        axis.set_xscale("log")
+        axis.set_xticks(sorted({point[0] for points in lines.values() for point in points}))
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.minorticks_off()
+        axis.set_xlabel("ε")
+        axis.set_title(name, fontsize=10.5, fontweight="bold")
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].legend(loc="lower right", frameon=False, fontsize=9)
     if note:
         figure.supxlabel(note, fontsize=8.5, color="#444444")
     path.parent.mkdir(parents=True, exist_ok=True)

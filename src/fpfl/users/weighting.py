@@ -8,7 +8,9 @@ stands in for f_r:
 
       ω_i ℓ_i,    ω_i = min(max(1 + Σ_r e_r(y_i) b_{r,i}, low), high).
 
-- its own stand-in, with the weight τ_{r,i} = b_{r,i}, kept in ±(high − 1).
+- its own stand-in, with the weight τ_{r,i} = b_{r,i}, kept in ±(high − 1). In a regression it is a
+  tenth of that: ½ (o − t)² + τ o moves the target t by τ, in units of the label's range, and errors
+  of a tenth of the range have the weight that a loss has.
 
 Neither depends on w, nor on other users.
 """
@@ -26,6 +28,9 @@ from fpfl.fairness.rates import Rate
 from fpfl.fairness.weights import Weights
 from fpfl.users.packing import Batch
 
+SHIFT = 0.1
+"""How far a stand-in of weight 1 moves a regression's target, in units of its range."""
+
 
 @dataclass(frozen=True)
 class Weighting:
@@ -38,10 +43,13 @@ class Weighting:
         stand-in.
     own
         The numbers of the rates with their own stand-in.
+    unit
+        What their weights are multiplied by.
     """
 
     slopes: Tensor
     own: tuple[int, ...]
+    unit: float
 
     @classmethod
     def of(cls, rates: Sequence[Rate], schema: Schema, like: Tensor, *, losses: bool) -> Weighting:
@@ -50,7 +58,8 @@ class Weighting:
         nothing = torch.zeros(schema.classes or 1)
         slopes = [nothing if slope is None else slope for slope in found]
         own = tuple(r for r, slope in enumerate(found) if slope is None)
-        return cls(torch.stack(slopes or [nothing]).to(like), own)
+        unit = SHIFT if schema.classes is None else 1.0
+        return cls(torch.stack(slopes or [nothing]).to(like), own, unit)
 
     def weighted(self, batch: Batch, member: Tensor, weights: Weights) -> Batch:
         """The batch of the one gradient: ω in place of ``real``, τ in place of ``conditions``.
@@ -65,5 +74,5 @@ class Weighting:
         return replace(
             batch,
             real=omega * batch.real,
-            conditions=b[list(self.own)].clamp(-most, most),
+            conditions=self.unit * b[list(self.own)].clamp(-most, most),
         )

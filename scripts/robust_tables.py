@@ -1,0 +1,148 @@
+"""The tables of docs/robust.md, from docs/results/adult-robust and docs/results/adult-ablation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+
+Result = dict[str, Any]
+Rows = dict[tuple[Any, ...], list[Result]]
+
+NAMES = {"sex x race": "FNR, sex × race", "equalised odds": "equalised odds, sex",
+         "demographic parity": "demographic parity, sex",
+         "regression": "mean prediction of hours, sex"}  # fmt: skip
+ERRORS = ("FNR", "FPR")
+
+
+def runs(table: str) -> list[Result]:
+    """All runs of a results file."""
+    found: list[Result] = json.loads((RESULTS / table / "results.json").read_text(encoding="utf-8"))
+    return found
+
+
+def by(results: Iterable[Result], *fields: str) -> Rows:
+    """Runs that agree in some fields."""
+    rows: Rows = {}
+    for run in results:
+        rows.setdefault(tuple(run[field] for field in fields), []).append(run)
+    return rows
+
+
+def figure(values: Iterable[float]) -> str:
+    """Mean ± standard deviation over seeds."""
+    known = list(values)
+    return f"{mean(known):.3f} ± {stdev(known):.3f}"
+
+
+def weakest(run: Result, rate: str, where: str) -> float:
+    """The rate of the group that is worst off."""
+    groups = [v for name, v in run["rates"][where][rate].items() if name not in ("overall", "gap")]
+    return max(groups) if rate in ERRORS else min(groups)
+
+
+def robust_table() -> str:
+    """PFL, FPFL and FPFL-1G at small cohorts and small ε."""
+    lines = [
+        "| model | m | ε | σ | algorithm | accuracy | test gap | training gap "
+        "| weakest group's FNR, test | training |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for key, found in by(runs("adult-robust"), "model", "cohort", "variant", "algorithm").items():
+        model, cohort, variant, algorithm = key
+        lines.append(
+            f"| {model} | {cohort} | {variant.removeprefix('ε=')} "
+            f"| {found[0]['noise_multiplier']:.3f} | {algorithm} "
+            f"| {figure(run['accuracy'] for run in found)} | {figure(run['gap'] for run in found)} "
+            f"| {figure(run['train_gap'] for run in found)} "
+            f"| {figure(weakest(run, 'FNR', 'test') for run in found)} "
+            f"| {figure(weakest(run, 'FNR', 'train') for run in found)} |"
+        )
+    return "\n".join([*lines, "", source("adult-robust")]) + "\n"
+
+
+def ablation_table() -> str:
+    """FPFL-1G without each of its parts."""
+    lines = [
+        "| m = 200, ε = 2 | shallow: accuracy / test gap (training gap) | deep "
+        "| weakest group's FNR, training: shallow, deep |",
+        "| --- | --- | --- | --- |",
+    ]
+    parts = [run for run in runs("adult-ablation") if not special(run)]
+    for (variant,), found in by(parts, "variant").items():
+        models = by(found, "model")
+        cells = [short(models[model,]) for model in ("shallow", "deep")]
+        worst = [mean(weakest(run, "FNR", "train") for run in models[model,])
+                 for model in ("shallow", "deep")]  # fmt: skip
+        lines.append(f"| {variant} | {' | '.join(cells)} | {worst[0]:.2f}, {worst[1]:.2f} |")
+    return "\n".join([*lines, "", source("adult-ablation")]) + "\n"
+
+
+def constraints_table() -> str:
+    """Other constraints: PFL and FPFL-1G."""
+    lines = [
+        "| constraint | model | algorithm | accuracy or error | rate | test gap | training gap "
+        "| of PFL's | weakest group, training |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    chosen = [run for run in runs("adult-ablation") if run["variant"] in NAMES]
+    rows = by(chosen, "variant", "model", "algorithm")
+    for (variant, model, algorithm), found in rows.items():
+        for rate in found[0]["rates"]["train"]:
+            train = mean(run["rates"]["train"][rate]["gap"] for run in found)
+            plain = mean(run["rates"]["train"][rate]["gap"] for run in rows[variant, model, "PFL"])
+            field = "error" if found[0]["accuracy"] is None else "accuracy"
+            lines.append(
+                f"| {NAMES[variant]} | {model} | {algorithm} "
+                f"| {figure(run[field] for run in found)} | {rate} "
+                f"| {figure(run['rates']['test'][rate]['gap'] for run in found)} "
+                f"| {figure(run['rates']['train'][rate]['gap'] for run in found)} "
+                f"| {train / plain:.2f} "
+                f"| {mean(weakest(run, rate, 'train') for run in found):.3f} |"
+            )
+    return "\n".join([*lines, "", source("adult-ablation")]) + "\n"
+
+
+def sizes_table() -> str:
+    """What a user sends in a round."""
+    lines = ["| model | FPFL: numbers, bytes | FPFL-1G | of FPFL's |", "| --- | --- | --- | --- |"]
+    found = by(runs("adult-robust"), "model", "algorithm")
+    for model in ("shallow", "deep"):
+        paper, one = (found[model, name][0]["numbers_sent"] for name in ("FPFL", "FPFL-1G"))
+        lines.append(
+            f"| {model} | {paper:,}, {4 * paper:,} | {one:,}, {4 * one:,} | {one / paper:.0%} |"
+        )
+    return "\n".join([*lines, "", source("adult-robust")]) + "\n"
+
+
+def special(run: Result) -> bool:
+    """Whether a run of the ablation's file belongs to its other tables."""
+    return run["variant"] in NAMES or run["variant"].startswith("ε=")
+
+
+def short(found: list[Result]) -> str:
+    """Accuracy / test gap (training gap)."""
+    fields = ("accuracy", "gap", "train_gap")
+    return "{:.3f} / {:.3f} ({:.3f})".format(*(mean(run[f] for run in found) for f in fields))
+
+
+def source(table: str) -> str:
+    """Command, seeds, machine and date."""
+    about = json.loads((RESULTS / table / "about.json").read_text(encoding="utf-8"))
+    seeds = sorted({run["seed"] for run in runs(table)})
+    return (
+        f"`{about['command']}`, {about['date']}, {about['hardware']}, "
+        f"seeds {seeds[0]} to {seeds[-1]}, {about['wall_seconds']:.0f} s."
+    )
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "table": robust_table,
+    "ablation": ablation_table,
+    "constraints": constraints_table,
+    "sizes": sizes_table,
+}
