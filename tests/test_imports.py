@@ -40,15 +40,17 @@ ALLOWED = {
     },
     "suggest": {"data", "methods", "privacy"},
     "audit": {
-        "data", "fairness", "models", "privacy", "server", "thirdparty", "train", "users",
+        "data", "fairness", "methods", "models", "privacy", "server", "thirdparty", "train",
+        "users",
     },
     "experiments": {
         "arguments", "data", "fairness", "methods", "models", "privacy", "report", "run", "server",
         "suggest", "train", "users",
     },
+    "config_sections": {"methods", "models", "privacy", "server", "suggest", "users"},
     "config": {
-        "data", "fairness", "folder", "methods", "models", "privacy", "run", "server", "train",
-        "users",
+        "config_sections", "data", "fairness", "folder", "methods", "models", "privacy", "run",
+        "server", "suggest", "train", "users",
     },
 }  # fmt: skip
 

@@ -433,6 +433,7 @@ def test_a_kept_run_goes_on_as_if_nothing_had_happened(tmp_path) -> None:
         trained(data, **how, folder=tmp_path / "run", callbacks=[stop])
     again = trained(data, **how, folder=fpfl.RunFolder(tmp_path / "run", resume=True))
     assert again.history == whole.history
+    assert whole.history[-1]["averaged_gap"] is not None
     for one, other in zip(again.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(one, other)
 

@@ -25,7 +25,7 @@ from torch import nn
 sys.path.insert(0, {tests!r})
 from conftest import make_population
 from pathlib import Path
-from fpfl import Privacy, RunFolder, fnr_parity
+from fpfl import Clipping, FederatedAveraging, OneGradient, Privacy, RunFolder, fnr_parity
 from fpfl.server.ranks import join
 from fpfl.server.withdrawals import withdraw
 from fpfl.train import train
@@ -50,15 +50,19 @@ for kind in {kinds!r}:
         assert 8 < len(run.history) < 10_000 and "budget is spent" in run.stopped
         vectors[kind] = [len(run.history), *run.model[0].weight.detach().flatten().tolist()]
         continue
+    one = kind.startswith("one gradient")
+    clip = Clipping(1.0, counts=1.0) if one else 1.0
     run = train(model, make_population(users=60, mean=4.0, seed=ranks.rank * (kind == "different")),
                 cohort=25, rounds=12, learning_rate=0.5, constraint=fnr_parity("sex"),
-                privacy=None if kind == "plain" else Privacy(noise_multiplier=1.0, clip=1.0),
+                privacy=None if kind == "plain" else Privacy(noise_multiplier=1.0, clip=clip),
+                method=OneGradient() if one else None,
+                local=FederatedAveraging(2, 0.1) if kind == "one gradient, local" else None,
                 samples_per_user=3 if kind == "part" else None, selection="last",
                 seed=seed, noise_seed=seed)
     vectors[kind] = torch.cat([p.detach().flatten() for p in run.model.parameters()]).tolist()
 print("RESULT" + json.dumps([ranks.rank, ranks.size, vectors]), flush=True)
 """
-SEEDED = ("plain", "private", "part", "dropout")
+SEEDED = ("plain", "private", "part", "dropout", "one gradient", "one gradient, local")
 
 
 def models(kinds: tuple[str, ...], processes: int, folder: Path) -> list[dict[str, list[float]]]:

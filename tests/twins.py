@@ -19,19 +19,30 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 import fpfl.privacy.plan
 import fpfl.thirdparty.sums
-from fpfl import Clipping, Privacy
-from fpfl.audit import AuditSettings, CohortSize, HeavyUser, KeptModel, audit
+from fpfl import Clipping, FederatedAveraging, OneGradient, Privacy
+from fpfl.audit import (
+    AuditSettings,
+    CohortSize,
+    HeavyUser,
+    KeptModel,
+    ShownMultipliers,
+    audit,
+)
 from fpfl.audit.table import as_content, as_text
 from fpfl.experiments.runner import about_this_run
+from fpfl.fairness.totals import Totals
 from fpfl.privacy.sampling import PoissonSampling
 from fpfl.server.selection import Selection
 from fpfl.thirdparty.sums import ThirdParty
+from fpfl.users.engine import CohortEngine
 from fpfl.users.layout import Layout
+from fpfl.users.rows import Gradients, UserRows
 
 Twin = Callable[[pytest.MonkeyPatch], None]
 
@@ -58,17 +69,85 @@ def sensitivity_of_zero_out(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(fpfl.privacy.plan, name, wrong)
 
 
-def counts_unclipped(patch: pytest.MonkeyPatch) -> None:
-    """The block of fairness counts is left as it is."""
-    rules = fpfl.thirdparty.sums.clip_rules
+def bound_times(name: str, factor: float) -> Twin:
+    """A block is clipped to another bound than its noise was made for."""
 
-    def without_counts(*args: Any, **how: Any) -> Any:
-        return tuple(
-            dataclasses.replace(rule, bound=1e9) if rule.name == "counts" else rule
-            for rule in rules(*args, **how)
-        )
+    def broken(patch: pytest.MonkeyPatch) -> None:
+        rules = fpfl.thirdparty.sums.clip_rules
 
-    patch.setattr(fpfl.thirdparty.sums, "clip_rules", without_counts)
+        def other(*args: Any, **how: Any) -> Any:
+            return tuple(
+                dataclasses.replace(rule, bound=factor * rule.bound) if rule.name == name else rule
+                for rule in rules(*args, **how)
+            )
+
+        patch.setattr(fpfl.thirdparty.sums, "clip_rules", other)
+
+    return broken
+
+
+def counts_scaled_by_one_block(patch: pytest.MonkeyPatch) -> None:
+    """Counts are scaled by C_s over the block called n, which holds n' − F and not n'."""
+    norms = UserRows.norms
+
+    def of_one(self: UserRows, names: Any, order: int) -> Tensor:
+        return norms(self, [n for n in names if n != "F"] if order == 1 else names, order)
+
+    patch.setattr(UserRows, "norms", of_one)
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightedLate:
+    """Gradients with users' factors in them, of whose norms clipping sees the one without."""
+
+    gradients: Gradients
+    factor: Tensor
+
+    def norms(self, names: Any) -> Tensor:
+        return self.gradients.norms(names) / self.factor
+
+    def totals(self, names: Any, scale: Tensor) -> dict[str, Tensor]:
+        return self.gradients.totals(names, scale)
+
+
+def weighted_late(by_samples: bool) -> Twin:
+    """A user's clipped gradient is multiplied by its samples' number, or by their mean weight."""
+
+    def broken(patch: pytest.MonkeyPatch) -> None:
+        gradients = CohortEngine._gradients
+
+        def late(self: CohortEngine, w: Tensor, chunk: Any, weights: Any) -> tuple[Any, Tensor]:
+            computed, output = gradients(self, w, chunk, weights)
+            batch, users = chunk.batch, len(chunk.users)
+            weighted = self._weighting.weighted(batch, chunk.member, weights).real
+            omega, number = (
+                torch.zeros(users).index_add_(0, batch.cell, each)
+                for each in (weighted, batch.real)
+            )
+            return WeightedLate(computed, number if by_samples else omega / number), output
+
+        patch.setattr(CohortEngine, "_gradients", late)
+
+    return broken
+
+
+def multipliers_of_true_counts(patch: pytest.MonkeyPatch) -> None:
+    """The multipliers, and with them the broadcast weights, come from counts before the noise."""
+    noised, update = ThirdParty.noised, OneGradient.update
+    true: dict[str, Tensor] = {}
+
+    def remembered(self: ThirdParty, total: Tensor, *args: Any, **how: Any) -> Tensor:
+        true.update({name: total[self.places[name]].clone() for name in ("F", "n")})
+        return noised(self, total, *args, **how)
+
+    def peeking(self: OneGradient, state: Any, totals: Totals, tolerance: float) -> Any:
+        F = true["F"].to(totals.F).reshape_as(totals.F)
+        n = F + true["n"].to(totals.n).reshape_as(totals.n)
+        known = {"F": F, "n": n, "overall_F": F.sum(dim=1), "overall_n": n.sum(dim=1)}
+        return update(self, state, dataclasses.replace(totals, **known), tolerance)
+
+    patch.setattr(ThirdParty, "noised", remembered)
+    patch.setattr(OneGradient, "update", peeking)
 
 
 def without_noise(*names: str) -> Twin:
@@ -159,6 +238,19 @@ WHOLE = AuditSettings(
 )
 ALONE = replace(WHOLE, runs=60)
 BLOCKS = Privacy(epsilon=1.0, delta=9e-3, clip=Clipping(1.0, counts=2.0, clipped_share=0.05))
+# FPFL-1G, with canaries who are all in the group that is served badly: from the second round on
+# their weight is about 3 or more.
+SINGLE = AuditSettings(
+    Privacy(epsilon=1.0, delta=6e-3, clip=Clipping(1.25, counts=1.0, counts_share=0.25)),
+    cohort_share=1.0,
+    rounds=5,
+    canaries=100,
+    runs=60,
+    constraint=True,
+    method=OneGradient(),
+)
+LOCAL = replace(SINGLE, rounds=1, local=FederatedAveraging(3, 0.05))
+SINGLE_COUNTS = replace(SINGLE, rounds=1, canaries=1)
 
 CASES = {
     "noise halved": (noise_halved, WHOLE),
@@ -177,7 +269,7 @@ CASES = {
         ),
     ),
     "fairness counts not clipped": (
-        counts_unclipped,
+        bound_times("counts", 1e9),
         replace(ALONE, privacy=BLOCKS, attack=HeavyUser("counts"), constraint=True),
     ),
     "selection's counts without noise": (
@@ -200,6 +292,30 @@ CASES = {
     "model selected by true accuracy": (
         selection_by_true_accuracy,
         replace(ALONE, attack=KeptModel(), rounds=8),
+    ),
+    "FPFL-1G: weights applied after clipping": (weighted_late(by_samples=False), SINGLE),
+    "FPFL-1G: counts without noise": (
+        without_noise("F", "n"),
+        replace(SINGLE_COUNTS, attack=HeavyUser("counts")),
+    ),
+    "FPFL-1G: counts scaled by C_s/Σ(n' − F)": (
+        counts_scaled_by_one_block,
+        replace(SINGLE_COUNTS, attack=HeavyUser("counts")),
+    ),
+    "FPFL-1G: multipliers from counts before the noise": (
+        multipliers_of_true_counts,
+        replace(SINGLE_COUNTS, attack=ShownMultipliers()),
+    ),
+    "local steps: model difference not clipped": (bound_times("gradients", 1e9), LOCAL),
+    "local steps: clipped before the division by S η": (
+        # ‖S η u‖ ≤ C, and u is sent.
+        bound_times("gradients", 1 / (3 * 0.05)),
+        LOCAL,
+    ),
+    # As many samples as fill the bound of counts.
+    "local steps: weighted by n_k after clipping": (
+        weighted_late(by_samples=True),
+        replace(LOCAL, privacy=replace(SINGLE.privacy, clip=Clipping(1.25, counts=5.0))),
     ),
 }
 

@@ -5,7 +5,14 @@ bound for the pipeline that there is. A claim below the lower bound is refuted; 
 withstood the attack.
 """
 
-from fpfl.audit.attacks import ATTACKS, CohortSize, GradientCanaries, HeavyUser, KeptModel
+from fpfl.audit.attacks import (
+    ATTACKS,
+    CohortSize,
+    GradientCanaries,
+    HeavyUser,
+    KeptModel,
+    ShownMultipliers,
+)
 from fpfl.audit.auditing import AuditResult, AuditSettings, audit
 from fpfl.audit.scenes import Attack, Scene, Seen, Setup, User
 from fpfl.audit.statistics import (
@@ -32,6 +39,7 @@ __all__ = [
     "Scene",
     "Seen",
     "Setup",
+    "ShownMultipliers",
     "User",
     "audit",
     "audit_table",

@@ -1,7 +1,7 @@
 """The attacks: one for every way in which a broken pipeline could give a user away.
 
 All of them see what `fpfl.train` released and nothing else. They differ in where they put their
-canaries: in gradients, in counts, in model selection, in the size of a cohort.
+canaries: in gradients, in counts, in multipliers, in model selection, in the size of a cohort.
 """
 
 from __future__ import annotations
@@ -25,9 +25,15 @@ class GradientCanaries:
     """Many canaries in one run, each with a gradient in a coordinate of its own.
 
     Canary i has one sample, M times the unit vector e_i. The clipped gradient is then ±C e_i, or
-    with a constraint C times a unit vector in the coordinates i of ∇L and of its group's ∇F, where
-    nobody else's is: all coins of a run can be guessed side by side, each from a total that the
-    others are not in.
+    with the paper's method C times a unit vector in the coordinates i of ∇L and of its group's ∇F,
+    where nobody else's is: all coins of a run can be guessed side by side, each from a total that
+    the others are not in.
+
+    With one gradient the canary's is ω M e_i, and ±C e_i when it is clipped, whatever the broadcast
+    weight ω is. Where there are groups enough, each canary has one of its own, and as many samples
+    as fill the bound of its counts: it is then in a number of the counts that nobody else is in,
+    too, and the two log ratios add up. Users of another group, whom the model is right about, see
+    to it that there is a gap, so that weights are broadcast.
     """
 
     name: str = "gradient canaries"
@@ -39,30 +45,44 @@ class GradientCanaries:
 
     def scene(self, coins: NDArray[np.bool_], setup: Setup) -> Scene:
         """Heads: M e_i. Tails: −M e_i or nothing."""
-        large = _large(setup)
+        large, m = _large(setup), len(coins)
+        groups = _own_groups(m, setup) if setup.one_gradient else np.tile(np.arange(m) % 2, (2, 1))
+        times = math.ceil(setup.privacy.clipping.counts or 1.0) if setup.one_gradient else 1
         users = [
-            User(1, i, large if heads else -large, group=i % 2)
+            User(times, i, large if heads else -large, group=int(groups[0 if heads else 1, i]))
             if heads or setup.replaced
             else NOBODY
             for i, heads in enumerate(coins.tolist())
         ]
-        # fpfl refuses a group without samples: two users without features, whose gradient is 0.
+        if setup.one_gradient:
+            # The model stays where it is to the last bit: a logit of 0 is a miss. One parameter
+            # more is for those it is right about.
+            others = [User(place=m, value=1.0, group=0)] * max(1, m // 2)
+            return Scene((*users, *others), m + 1, steps(0.0), last=1.0)
+        # A simulation refuses a group without samples: two users whose gradient is 0.
         others = [User(group=0), User(group=1)] if setup.constraint else []
-        return Scene((*users, *others), len(coins), steps())
+        return Scene((*users, *others), m, steps())
 
     def scores(self, seen: Seen, setup: Setup) -> NDArray[np.float64]:
         """The log ratio of what the canary's own coordinates show."""
         m = setup.canaries
-        places = setup.places(m)
+        places = setup.places(m + 1 if setup.one_gradient else m)
         # The logit is 0: ∂ℓ/∂o = −1/2, and ∂f/∂o = −1/4 for the stand-in of the FNR.
-        x = -seen.v[:, places["loss_gradient"]]
-        if setup.constraint:
-            by_group = seen.v[:, places["F_gradient"]].reshape(len(x), 2, m)
+        x = -seen.v[:, places["loss_gradient"]][:, :m]
+        if setup.constraint and not setup.one_gradient:
+            by_group = seen.v[:, places["F_gradient"]].reshape(len(x), setup.groups, m)
             own = by_group[:, np.arange(m) % 2, np.arange(m)]
             x = (2.0 * x - own) / math.sqrt(5.0)
         bound, noise = seen.bound_and_noise(GRADIENTS)
         heads = (bound * x - bound**2 / 2) / noise**2
         tails = (-bound * x - bound**2 / 2) / noise**2 if setup.replaced else np.zeros_like(heads)
+        if _apart(setup):
+            bound, noise = seen.bound_and_noise(COUNTS)
+            missed = seen.v[:, places["F"]]
+            of_heads, of_tails = _own_groups(m, setup)
+            heads = heads + (bound * missed[:, of_heads] - bound**2 / 2) / noise**2
+            if setup.replaced:
+                tails = tails + (bound * missed[:, of_tails] - bound**2 / 2) / noise**2
         return seen.log_ratio(heads, tails)
 
 
@@ -106,7 +126,7 @@ class HeavyUser:
         if self.block == CLIPPED:
             heads = User(value=_large(setup))
         user = heads if coins[0] else tails if setup.replaced else NOBODY
-        # Two others: fpfl refuses a group without samples.
+        # Two others: a simulation refuses a group without samples.
         return Scene((user, User(group=0), User(group=1)), 1, steps())
 
     def scores(self, seen: Seen, setup: Setup) -> NDArray[np.float64]:
@@ -120,7 +140,7 @@ class HeavyUser:
                 parts.append(seen.v[:, places["n"]])
             norm = math.sqrt(len(parts))
             x = sum(parts[1:], parts[0]) / norm - seen.q * min(norm, bound)  # less the others'
-            heads, tails = x[:, :1], x[:, 1:]
+            heads, tails = x[:, :1], x[:, 1:2]
         elif self.block == SELECTION:
             heads, tails = seen.v[:, places["misses"]], seen.v[:, places["hits"]]
             heads = heads - seen.q * 2 * min(1.0, bound)
@@ -131,6 +151,42 @@ class HeavyUser:
         return seen.log_ratio(
             (bound * heads - bound**2 / 2) / noise**2, (bound * tails - bound**2 / 2) / noise**2
         )
+
+
+@dataclass(frozen=True)
+class ShownMultipliers:
+    """One user whom the model is wrong about, in a group that it is right about otherwise.
+
+    The history shows the multipliers, and users get weights that follow from them. Functions of
+    released counts can tell no more than those do; of counts as they were before the noise, they
+    tell whether the user was there.
+    """
+
+    others: int = 20
+    name: str = "shown multipliers"
+    learns: bool = True
+
+    def coins(self, setup: Setup) -> int:
+        """One: all users of a group move the same multiplier."""
+        if setup.constraint is None:
+            raise ValueError("there are no multipliers without a constraint; use constraint=True")
+        return 1
+
+    def scene(self, coins: NDArray[np.bool_], setup: Setup) -> Scene:
+        """Heads: a miss in group 1. Tails: a hit there, or nothing."""
+        user = User(value=-1.0, group=1)
+        if not coins[0]:
+            user = User(value=1.0, group=1) if setup.replaced else NOBODY
+        right = [User(value=1.0, group=number % 2) for number in range(2 * self.others)]
+        return Scene((user, *right), 1, steps(0.0), start=1.0)
+
+    def scores(self, seen: Seen, setup: Setup) -> NDArray[np.float64]:
+        """The last multiplier of the canary's group: below 0 where its rate is above the whole's.
+
+        The paper's has no sign: it grows with any difference.
+        """
+        shown = seen.multipliers[-1, 1:2]
+        return -shown if setup.one_gradient else shown
 
 
 @dataclass(frozen=True)
@@ -204,6 +260,7 @@ ATTACKS: dict[str, Attack] = {
         HeavyUser("counts"),
         HeavyUser("selection"),
         HeavyUser("clipped"),
+        ShownMultipliers(),
         KeptModel(),
         CohortSize(),
     )
@@ -214,6 +271,18 @@ ATTACKS: dict[str, Attack] = {
 def _large(setup: Setup) -> float:
     """M: so large that clipping leaves next to nothing of the joint vector's counts."""
     return 1e4 * max(1.0, setup.privacy.clipping.bound)
+
+
+def _own_groups(canaries: int, setup: Setup) -> NDArray[np.int64]:
+    """The groups of canaries' heads and tails (2, m), dealt out from 1 on: 0 is others'."""
+    return (1 + np.arange(2 * canaries) % (setup.groups - 1)).reshape(2, canaries)
+
+
+def _apart(setup: Setup) -> bool:
+    """Whether counts show every canary on its own."""
+    needed = setup.canaries * (2 if setup.replaced else 1)
+    split = setup.privacy.clipping.counts is not None
+    return setup.one_gradient and split and setup.groups > needed
 
 
 def _forgetting(w: list[torch.Tensor]) -> torch.optim.Optimizer:

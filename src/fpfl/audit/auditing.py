@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 from fpfl.audit.attacks import GradientCanaries
 from fpfl.audit.scenes import CONSTRAINT, Attack, Scene, Seen, Setup
 from fpfl.audit.statistics import lower_bound, surest
+from fpfl.methods import Method
 from fpfl.privacy.rules import checked_pair
 from fpfl.privacy.settings import Privacy
 from fpfl.privacy.statement import PrivacyStatement
 from fpfl.server.round import RoundEvent
 from fpfl.train import train
+from fpfl.users.local import FederatedAveraging
 
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 """Which shares of a run's coins are guessed, fixed in advance (see `fpfl.audit.statistics`)."""
@@ -46,7 +48,14 @@ class AuditSettings:
     rounds
         T.
     constraint
-        Train with a fairness constraint: the paper's method, all of v, instead of plain training.
+        Train with a fairness constraint: all of v, instead of plain training.
+    method
+        How the constraint is enforced; the paper's method when it is not given.
+    local
+        Local steps, without a constraint or with ``method=OneGradient()``.
+    groups
+        How many groups are declared. With one gradient, `GradientCanaries` gives every canary a
+        group of its own where there are enough of them.
     canaries
         m, in each run, for attacks that can have many.
     runs
@@ -60,6 +69,9 @@ class AuditSettings:
     cohort_share: float = 0.5
     rounds: int = 10
     constraint: bool = False
+    method: Method | None = None
+    local: FederatedAveraging | None = None
+    groups: int = 2
     canaries: int = 200
     runs: int = 200
     confidence: float = 0.95
@@ -69,6 +81,8 @@ class AuditSettings:
             raise ValueError(f"cohort_share is {self.cohort_share}; give a share in (0, 1]")
         if self.canaries < 1:
             raise ValueError(f"canaries is {self.canaries}; give at least one")
+        if self.groups < 2:
+            raise ValueError(f"groups is {self.groups}; give at least two, to have a difference")
         least = 2 * LEARNING if self.attack.learns else 1
         if self.runs < least:
             raise ValueError(
@@ -80,7 +94,7 @@ class AuditSettings:
         """What the attack needs to know."""
         neighbours = checked_pair(self.privacy.convention, self.privacy.neighbours)
         constraint = CONSTRAINT if self.constraint else None
-        return Setup(self.privacy, neighbours, constraint, self.canaries)
+        return Setup(self.privacy, neighbours, constraint, self.canaries, self.groups, self.method)
 
 
 @dataclass(frozen=True)
@@ -95,6 +109,8 @@ class AuditResult:
         The ε by the convention's own words: another one for the paper's convention only.
     lower_bound
         The true ε at ``delta`` is at least this, with the given confidence.
+    method, local_steps
+        The method's name where one was asked for, and S.
     canaries, guesses, correct
         Coins of all runs, how many of them were guessed, how many rightly.
     """
@@ -103,6 +119,8 @@ class AuditResult:
     convention: str
     neighbours: str
     constraint: str | None
+    method: str | None
+    local_steps: int | None
     population: int
     cohort: int
     rounds: int
@@ -172,6 +190,8 @@ def audit(setting: AuditSettings, report: Callable[[int, int], None] | None = No
         convention=statement.convention,
         neighbours=statement.neighbours,
         constraint=setup.constraint.name if setup.constraint else None,
+        method=type(setting.method).__name__ if setting.method else None,
+        local_steps=setting.local.steps if setting.local else None,
         population=statement.real_population or statement.population,
         cohort=statement.cohort,
         rounds=statement.rounds,
@@ -204,6 +224,8 @@ def released(scene: Scene, setting: AuditSettings) -> Seen:
             cohort=cohort,
             rounds=setting.rounds,
             constraint=setting.setup.constraint,
+            method=setting.method,
+            local=setting.local,
             privacy=setting.privacy,
             optimizer=scene.optimizer,
             callbacks=[events.append],
@@ -223,6 +245,7 @@ def released(scene: Scene, setting: AuditSettings) -> Seen:
         kept=_numbers(next(run.model.parameters()).detach().reshape(-1)),
         statement=run.privacy,
         q=cohort / data.population,
+        multipliers=np.stack([_multipliers(event) for event in events]),
     )
 
 
@@ -254,6 +277,12 @@ def _known(epsilon: float | None) -> float:
             "compares with it: pip install dp-accounting"
         )
     return epsilon
+
+
+def _multipliers(event: RoundEvent) -> NDArray[np.float64]:
+    """λ of a row of the history, rate by rate and group by group; none without a constraint."""
+    by_rate = event.row.get("multipliers", {})
+    return np.array([value for by_group in by_rate.values() for value in by_group.values()], float)
 
 
 def _numbers(values: torch.Tensor) -> NDArray[np.float64]:

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from fpfl.data.federated import FederatedDataset
 from fpfl.data.schema import Attribute, Schema
 from fpfl.fairness.constraints import Constraint, fnr_parity
+from fpfl.methods import Broadcasting, Method
 from fpfl.privacy.settings import JOINT, Privacy
 from fpfl.privacy.statement import PrivacyStatement
 from fpfl.server.round import OptimizerFactory
 from fpfl.users.engine import make_layout
+from fpfl.users.layout import Form
 
-GROUPS = Attribute("group", ("a", "b"))
 CONSTRAINT = fnr_parity("group", tolerance=0.02)
 
 
@@ -30,6 +31,8 @@ class Setup:
     neighbours: str
     constraint: Constraint | None
     canaries: int
+    groups: int = 2
+    method: Method | None = None
 
     @property
     def replaced(self) -> bool:
@@ -37,15 +40,23 @@ class Setup:
         return self.neighbours == "replace-one"
 
     @property
+    def one_gradient(self) -> bool:
+        """Whether users send one gradient, of an objective with broadcast weights."""
+        return isinstance(self.method, Broadcasting)
+
+    @property
     def attributes(self) -> tuple[Attribute, ...]:
         """What the schema declares: groups, where there is a constraint."""
-        return (GROUPS,) if self.constraint else ()
+        if not self.constraint:
+            return ()
+        return (Attribute("group", tuple(f"g{number}" for number in range(self.groups))),)
 
     def places(self, parameters: int) -> dict[str, slice]:
         """Where the parts of v stand."""
         groups = self.constraint.bind(self.attributes) if self.constraint else None
         clipping = self.privacy.clipping
-        layout = make_layout(parameters, self.constraint, groups)
+        form: Form = "one-gradient" if self.one_gradient else "paper"
+        layout = make_layout(parameters, self.constraint, groups, form=form)
         return replace(
             layout,
             basis="paper" if clipping.counts is None else "split",
@@ -79,11 +90,14 @@ class Scene:
     features: int
     optimizer: OptimizerFactory
     start: float = 0.0
+    last: float | None = None
 
     def model(self) -> nn.Module:
-        """A linear model without a bias, its weights at ``start``."""
+        """A linear model without a bias, its weights at ``start``; the last one at ``last``."""
         model = nn.Linear(self.features, 1, bias=False)
         nn.init.constant_(model.weight, self.start)
+        if self.last is not None:
+            nn.init.constant_(model.weight[:, -1:], self.last)
         return model
 
     def data(self, attributes: tuple[Attribute, ...]) -> FederatedDataset:
@@ -110,6 +124,7 @@ class Seen:
     """All that a run released: totals v_t, models w_t, the model it kept, and its promise.
 
     ``start`` is w_0, which is public, like the cohort's expected share q of the population.
+    ``multipliers`` are the history's λ_t, one row for each round; none without a constraint.
     """
 
     v: NDArray[np.float64]
@@ -118,6 +133,7 @@ class Seen:
     kept: NDArray[np.float64]
     statement: PrivacyStatement
     q: float
+    multipliers: NDArray[np.float64]
 
     def bound_and_noise(self, part: str) -> tuple[float, float]:
         """C_b and s_b of the block that gradients, counts or selection are in, as promised."""

@@ -9,10 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from fpfl.audit.attacks import CohortSize, HeavyUser, KeptModel
+from fpfl.audit.attacks import CohortSize, HeavyUser, KeptModel, ShownMultipliers
 from fpfl.audit.auditing import AuditResult, AuditSettings, audit
+from fpfl.methods import OneGradient
 from fpfl.privacy.rules import Convention
 from fpfl.privacy.settings import Clipping, Privacy
+from fpfl.users.local import FederatedAveraging
 
 Report = Callable[[str, AuditResult], None]
 
@@ -71,6 +73,19 @@ def default_settings(
     clipped = other(alone, Clipping(1.0, counts=2.0, counts_share=0.01, clipped_share=0.9))
     selection = other(alone, Clipping(1.0, counts_share=0.01, selection_share=0.9))
     split = Clipping(1.0, counts=2.0, clipped_share=0.05)
+    # FPFL-1G with the split that `fpfl.suggest` makes; a group for each canary, so that its counts
+    # can be seen as well as its gradient.
+    single = replace(
+        other(poisson, Clipping(1.25, counts=1.0, counts_share=0.25, selection_share=0.05)),
+        constraint=True,
+        method=OneGradient(),
+        groups=1 + canaries,
+    )
+    single_counts = replace(
+        other(alone, Clipping(1.25, counts=1.0, counts_share=0.9)),
+        constraint=True,
+        method=OneGradient(),
+    )
     rows = {
         "Poisson cohorts": poisson,
         "Poisson cohorts, users replaced": other(poisson, neighbours="replace-one"),
@@ -80,6 +95,13 @@ def default_settings(
         "the paper's method": replace(paper, constraint=True),
         "the method, Poisson cohorts": replace(poisson, constraint=True),
         "the method, counts on their own": replace(other(poisson, split), constraint=True),
+        "FPFL-1G, Poisson cohorts": single,
+        "FPFL-1G, users replaced": replace(
+            other(single, neighbours="replace-one"), groups=1 + 2 * canaries
+        ),
+        "FPFL-1G, local steps": replace(single, local=FederatedAveraging(3, 0.1)),
+        "FPFL-1G, fairness counts": replace(single_counts, attack=HeavyUser("counts")),
+        "FPFL-1G, multipliers": replace(single_counts, attack=ShownMultipliers()),
         "fairness counts": replace(counts, attack=HeavyUser("counts"), constraint=True),
         "number of clipped users": replace(clipped, attack=HeavyUser("clipped")),
         "selection's counts": replace(selection, attack=HeavyUser("selection")),

@@ -23,6 +23,10 @@ class MethodState:
         """λ₀ = 0."""
         return cls(torch.zeros(rates, groups, device=device))
 
+    def figures(self) -> dict[str, float]:
+        """What else a history row should tell of a method: functions of what was released."""
+        return {}
+
 
 class Method(Protocol):
     """How a constraint is enforced."""

@@ -78,6 +78,11 @@ class AveragedState(MethodState):
         rate = torch.where(known, self.F / self.n, torch.full_like(self.F, math.nan))
         return (rate[:, -1:] - rate[:, :-1]).clamp(-1.0, 1.0)
 
+    def figures(self) -> dict[str, float]:
+        """The gap by the averages, steadier than a single round's."""
+        differences = self.differences().abs()
+        return {"averaged_gap": float(differences.max()) if differences.numel() else math.nan}
+
     def counts(self) -> Tensor:
         """n̄', of shape (R, G + 1), to divide by: where it says nothing, any positive number."""
         least = (self.smallest * self.squares.sqrt()).clamp(min=torch.finfo(self.n.dtype).tiny)
@@ -122,7 +127,8 @@ class OneGradient:
         What is differentiated for a rate: ``"loss"``, or the rate's own stand-in (``"rate"``), with
         which training can run into models that are equally wrong about everybody.
     ratchet
-        Multipliers that only grow and act outside the tolerance alone, as MMDM's: to compare with.
+        Multipliers that only grow, up to what samples can give, and act outside the tolerance
+        alone, as MMDM's do: to compare with.
     """
 
     damping: float = 2.0
@@ -189,7 +195,7 @@ class OneGradient:
         return torch.where(difference.isnan(), torch.zeros_like(kappa), kappa)
 
     def _multipliers(self, state: AveragedState, rate: Tensor, alpha: float) -> Tensor:
-        """λ after a round; where the counts say nothing it stays as it is."""
+        """λ as a round moves it; where the counts say nothing it stays as it is."""
         old, difference = state.multipliers, state.differences()
         if self.ratchet:
             return old + rate * _soft(difference, alpha).abs().nan_to_num(nan=0.0)

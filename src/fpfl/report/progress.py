@@ -12,7 +12,7 @@ from fpfl.server.state import Row
 
 def released(row: Row) -> str:
     """What a round released, in a few words."""
-    accuracy, gap = row["accuracy"], row["gap"]
+    accuracy, gap = row["accuracy"], row.get("averaged_gap") or row["gap"]
     parts = [] if accuracy is None else [f"accuracy {accuracy:.3f}"]
     if gap is not None:
         parts.append(f"gap {gap:.3f}")

@@ -196,6 +196,7 @@ def describe(t: int, totals: Totals, state: MethodState, layout: Layout, toleran
         row["groups"] = _table(layout, totals.values())
         row["counts"] = _table(layout, totals.n)
         row["multipliers"] = _table(layout, state.multipliers)
+        row |= {name: _known(value) for name, value in state.figures().items()}
     return row
 
 
