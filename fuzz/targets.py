@@ -16,7 +16,7 @@ import struct
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,8 @@ from torch import Tensor
 from fpfl import Attribute, FederatedDataset, Schema
 from fpfl.config import Config, load_config, load_data
 from fpfl.data.files import open_population
-from fpfl.methods import MMDM, Method, Tran, Unconstrained
+from fpfl.fairness.weights import Weights
+from fpfl.methods import MMDM, Broadcasting, Method, OneGradient, Tran, Unconstrained
 from fpfl.privacy.filter import Mechanism
 from fpfl.privacy.ledger import RunLedger, Terms
 from fpfl.privacy.sampling import Participation
@@ -108,10 +109,34 @@ ledger = "people.jsonl"
 """
 
 
+ONE_GRADIENT = """
+[data]
+name = "adult"
+[training]
+suggested = true
+cohort = 200
+local_steps = 2
+local_learning_rate = 0.1
+[constraint]
+kind = "fnr_parity"
+[method]
+kind = "one-gradient"
+tolerance = "constraint"
+memory = 0.5
+spread = "none"
+low = 0.0
+high = 3.0
+standin = "rate"
+[privacy]
+epsilon = 2.0
+"""
+
+
 def config_seeds(folder: Path) -> Iterator[bytes]:
     yield CONFIG.encode()
     yield b'[data]\nname = "adult"\nusers = "single"\n[training]\ncohort = 1\nrounds = 1\n'
     yield b'[data]\nfolder = "x"\n[training]\ncohort = 1\nrounds = 1\nclip = { bound = inf }\n'
+    yield ONE_GRADIENT.encode()
 
 
 def config(folder: Path, data: bytes) -> None:
@@ -192,13 +217,14 @@ def roundlog(folder: Path, data: bytes) -> None:
 
 def checkpoint_seeds(folder: Path) -> Iterator[bytes]:
     path = folder / "seed.safetensors"
-    state = begin(torch.arange(4.0), server(LAYOUTS[0], MMDM()))
-    save_checkpoint(path, state, "[]")
-    content = path.read_bytes()
-    yield b"\0" + content
-    (length,) = struct.unpack("<Q", content[:8])
-    tree = json.loads(content[8 : 8 + length])["__metadata__"]["state"]
-    yield b"\1" + tree.encode()
+    for method in (MMDM(), OneGradient()):
+        state = begin(torch.arange(4.0), server(LAYOUTS[0], method))
+        save_checkpoint(path, state, "[]")
+        content = path.read_bytes()
+        yield b"\0" + content
+        (length,) = struct.unpack("<Q", content[:8])
+        tree = json.loads(content[8 : 8 + length])["__metadata__"]["state"]
+        yield b"\1" + tree.encode()
 
 
 def checkpoint(folder: Path, data: bytes) -> None:
@@ -355,7 +381,12 @@ LAYOUTS = (
     Layout(2, ("FNR", "FPR"), GROUPS, partition=False, basis="split"),
     Layout(3, clipped=True),
 )
-METHODS: tuple[Method, ...] = (MMDM(), Tran(), Unconstrained())
+METHODS: tuple[Method, ...] = (
+    MMDM(),
+    Tran(),
+    OneGradient(),
+    OneGradient(damping=0.0, rate=50.0, tolerance=None, memory=0.0, spread=None, high=2.0),
+)
 
 
 def server(layout: Layout, method: Method, **others: Any) -> ServerSettings:
@@ -372,7 +403,7 @@ def server(layout: Layout, method: Method, **others: Any) -> ServerSettings:
 
 def numbers_seeds(folder: Path) -> Iterator[bytes]:
     usual = np.array([0.0, 1.0, -1.0, 3.0, 1e-3, math.inf, math.nan, 1e-40, 3e38, -0.0, 2.0, 7.0])
-    for choice in range(9):
+    for choice in range(12):  # every layout with every method
         yield bytes([choice]) + np.resize(usual, 60).astype("<f4").tobytes()
         yield bytes([choice]) + np.resize(usual[:5], 60).astype("<f4").tobytes()
 
@@ -390,24 +421,38 @@ class Released:
     def __init__(self, vectors: Tensor) -> None:
         self.vectors = vectors
 
-    def release(self, round: int, w: Tensor) -> Tensor:
+    def release(self, round: int, w: Tensor, weights: Weights | None) -> Tensor:
+        if weights is not None:
+            assert bool(weights.groups.isfinite().all() and weights.overall.isfinite().all())
+            assert bool((weights.groups.abs() <= (weights.high - 1.0) * (1 + 1e-4)).all())
         return self.vectors[(round - 1) % len(self.vectors)].clone()
 
 
 def rounds(folder: Path, data: bytes) -> None:
     """Released totals of any numbers through four rounds of the server."""
     choice = data[0] if data else 0
-    layout, method = LAYOUTS[choice % 3], METHODS[choice // 3 % 3]
+    layout, method = LAYOUTS[choice % 3], METHODS[choice // 3 % 4]
     if not layout.rates:
-        method = METHODS[2]
+        method = Unconstrained()
+    if isinstance(method, Broadcasting):
+        layout = replace(layout, form="one-gradient")
     vectors = floats(data[1:], layout.size)
     if not len(vectors):
         return
-    rule = ("best", "last", "average")[choice // 9 % 3]
-    settings = server(layout, method, selection=rule, selection_window=1 + choice // 27 % 3)
+    rule = ("best", "last", "average")[choice // 12 % 3]
+    settings = server(
+        layout,
+        method,
+        selection=rule,
+        selection_window=1 + choice // 36 % 3,
+        count_noise=choice // 108 * 0.5,
+    )
     outcome = serve(Released(vectors), torch.ones(layout.parameters), settings)
     assert bool(outcome.w.isfinite().all()), "the model that is kept is not finite"
     json.dumps(outcome.history, allow_nan=False)
+    for row in outcome.history:
+        known = [x for line in row.get("multipliers", {}).values() for x in line.values()]
+        assert None not in known, "a multiplier is no number"
 
 
 def clipping(folder: Path, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""The tables of docs/robust.md, from docs/results/adult-robust and docs/results/adult-ablation."""
+"""The tables of docs/robust.md, from docs/results/adult-{robust,ablation,chosen}."""
 
 from __future__ import annotations
 
@@ -119,6 +119,25 @@ def sizes_table() -> str:
     return "\n".join([*lines, "", source("adult-robust")]) + "\n"
 
 
+def chosen_table() -> str:
+    """Alternatives to the suggested settings, on held-out training users."""
+    found = by(runs("adult-chosen"), "epsilon", "model", "alternative")
+    columns = list(dict.fromkeys((epsilon, model) for epsilon, model, _ in found))
+    names = list(dict.fromkeys(name for _, _, name in found))
+    heads = [f"{model}, ε = {epsilon:g}" for epsilon, model in columns]
+    lines = [f"| m = 200 | {' | '.join(heads)} |", "| --- " * (1 + len(columns)) + "|"]
+    for name in names:
+        cells = []
+        for column in columns:
+            some = found[*column, name]
+            accuracy, gap = (
+                mean(run[field] for run in some) for field in ("accuracy", "train_gap")
+            )
+            cells.append(f"{accuracy:.4f} ({gap:.4f})")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", source("adult-chosen")]) + "\n"
+
+
 def special(run: Result) -> bool:
     """Whether a run of the ablation's file belongs to its other tables."""
     return run["variant"] in NAMES or run["variant"].startswith("ε=")
@@ -145,4 +164,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "ablation": ablation_table,
     "constraints": constraints_table,
     "sizes": sizes_table,
+    "chosen": chosen_table,
 }

@@ -11,8 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fpfl import cli
+from fpfl import BMDM, MMDM, OneGradient, Tran, cli
+from fpfl.config import load_config, make_method, run_config
 from fpfl.experiments import demo
+from fpfl.methods import Method
+from fpfl.suggest import ROUNDS
 
 CONFIG = """
 [data]
@@ -220,3 +223,105 @@ def test_bad_arguments_end_with_one_line(arguments: list[str], tmp_path: Path) -
     assert out.returncode == 2
     assert len(out.stderr.strip().splitlines()) == 1
     assert "Traceback" not in out.stderr
+
+
+# --- which settings go together -----------------------------------------------------------------
+
+
+def written(folder: Path, *changes: tuple[str, str]) -> Path:
+    text = CONFIG
+    for before, after in changes:
+        assert before in text
+        text = text.replace(before, after)
+    path = folder / "changed.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def method(text: str) -> tuple[str, str]:
+    return "[privacy]", f"[method]\n{text}\n[privacy]"
+
+
+def training(text: str) -> tuple[str, str]:
+    return "rounds = 4", f"rounds = 4\n{text}"
+
+
+@pytest.mark.parametrize(
+    ("text", "made"),
+    [
+        ("", MMDM()),
+        ('kind = "mmdm"\nrate = 0.1\ndamping = 1', MMDM(rate=0.1, damping=1.0)),
+        ('kind = "mmdm"\ntolerance = 0.1', MMDM(tolerance=0.1)),
+        ('kind = "bmdm"', BMDM()),
+        ('kind = "bmdm"\nrate = 0.1', BMDM(rate=0.1)),
+        ('kind = "tran"\nmax_multiplier = 1', Tran(max_multiplier=1.0)),
+        ('kind = "one-gradient"', OneGradient()),
+        ('kind = "one-gradient"\ntolerance = "constraint"\nspread = "none"',
+         OneGradient(tolerance=None, spread=None)),
+        ('kind = "one-gradient"\ndamping = 1\nrate = 0.3\ntolerance = 0.01\nmemory = 0.5\n'
+         'spread = 0.1\nlow = 0\nhigh = 3\nstandin = "rate"',
+         OneGradient(1.0, 0.3, 0.01, 0.5, 0.1, 0.0, 3.0, "rate")),
+    ],
+)  # fmt: skip
+def test_a_method_has_its_own_defaults(tmp_path: Path, text: str, made: Method) -> None:
+    assert make_method(load_config(written(tmp_path, method(text)))) == made
+
+
+def test_what_is_left_out_is_left_to_train(tmp_path: Path) -> None:
+    assert load_config(written(tmp_path)).training.selection is None
+    suggested = written(
+        tmp_path, ("rounds = 4", "suggested = true"), ("clip = 2.0", "max_participations = 9")
+    )
+    assert load_config(suggested).training.rounds == ROUNDS
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ([method('kind = "tran"\ndamping = 2.0')],
+         "method: damping is no setting of kind = 'tran', which has rate, max_multiplier; remove"),
+        ([method('memory = 0.5\nlow = 0')],
+         "method: low, memory are no setting of kind = 'mmdm', which has damping, rate, tolerance"),
+        ([method('kind = "one-gradient"\nmax_multiplier = 1')], "max_multiplier is no setting of"),
+        ([method('kind = "one-gradient"\nratchet = true')], "method.ratchet: there is no such key"),
+        ([method('kind = "one_gradient"')], "'tran' or 'one-gradient'"),
+        ([method('kind = "one-gradient"\nspread = "all"')], "method.spread.*'none'"),
+        ([training("local_steps = 4")], "training: local_steps = 4 needs the step size"),
+        ([training("local_steps = 0")], "training.local_steps: .*greater than or equal to 1"),
+        ([training("local_learning_rate = 0.1")], "and local_steps is 1; raise local_steps"),
+        ([training("local_steps = 4\nlocal_learning_rate = 0.1")],
+         "local_steps = 4 does not go with method.kind = 'mmdm'.* use kind = 'one-gradient'"),
+        ([training('suggested = "yes"')], "training.suggested: Input should be a valid boolean"),
+        ([training("suggested = true"), ('[constraint]\nkind = "fnr_parity"\nby = ["sex"]', "")],
+         "suggested = true is for training under a constraint, .* add a .constraint. section"),
+        ([training("suggested = true"), ("[privacy]\nnoise_multiplier = 1.0\nclip = 2.0", "")],
+         "suggested = true chooses settings by the noise, .* add a .privacy. section"),
+        ([training("suggested = true"), method('kind = "mmdm"')],
+         "suggested = true is for method.kind = 'one-gradient', and it is 'mmdm'; leave"),
+        ([training("suggested = true")], "privacy.clip has none; leave clip out"),
+        ([training('suggested = true\noptimizer = "adam"')], "it is 'adam'; give learning_rate"),
+        ([training("suggested = true\nnormaliser = 7.0")], "training.normaliser = 'users', and it"),
+    ],
+)  # fmt: skip
+def test_settings_that_do_not_go_together(tmp_path: Path, changes, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        load_config(written(tmp_path, *changes))
+    assert str(caught.value).startswith(str(tmp_path / "changed.toml"))
+    assert "\n" not in str(caught.value)
+
+
+DOCS = (Path(__file__).parents[1] / "docs" / "config.md").read_text(encoding="utf-8")
+WHOLE = [t for t in re.findall(r"```toml\n(.*?)```", DOCS, re.S) if "[training]" in t]
+
+
+@pytest.mark.parametrize("number", range(len(WHOLE)))
+@pytest.mark.filterwarnings("ignore::fpfl.FpflWarning")
+def test_the_configs_of_the_documentation_train(tmp_path: Path, number: int) -> None:
+    """Two rounds of each."""
+    assert len(WHOLE) >= 2
+    path = tmp_path / "documented.toml"
+    path.write_text(WHOLE[number], encoding="utf-8")
+    config = load_config(path)
+    short = config.training.model_copy(update={"rounds": 2})
+    run, *_ = run_config(config.model_copy(update={"training": short}), folder=tmp_path)
+    assert len(run.history) == 2

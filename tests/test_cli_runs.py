@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from conftest import make_population
 
 from fpfl import cli
+from fpfl.suggest import ROUNDS, suggest
 
 pytestmark = pytest.mark.filterwarnings("ignore::fpfl.FpflWarning")
 
@@ -109,3 +115,188 @@ def test_audit_prints_a_table_and_fails_on_a_refuted_claim(
     assert json.loads((tmp_path / "audit.json").read_text())["audits"]
     monkeypatch.setattr("fpfl.audit.auditing.AuditResult.caught", True)
     assert fpfl("audit", *few)[0] == 1
+
+
+# --- one gradient for each user -----------------------------------------------------------------
+
+OWN = """
+[data]
+train = "people.npz"
+test = "others.npz"
+[data.schema]
+attributes = { sex = ["Female", "Male"] }
+samples_per_user = 3.0
+population = 300
+[training]
+cohort = 60
+rounds = 6
+checkpoint_every = 4
+[constraint]
+kind = "fnr_parity"
+by = ["sex"]
+[method]
+kind = "one-gradient"
+[privacy]
+noise_multiplier = 2.0
+clip = { bound = 3.0, counts = 1.0 }
+budget = 20.0
+"""
+SEEDS = "rounds = 6\nseed = 1\nnoise_seed = 2"
+
+
+@pytest.fixture
+def own(tmp_path: Path):
+    """Write a config, changed here and there, beside the files that it names."""
+    for number, name in enumerate(("people", "others")):
+        data = make_population(users=300, seed=number)
+        users = np.repeat(np.arange(300), data.sizes().numpy())
+        np.savez(
+            tmp_path / f"{name}.npz",
+            features=data.features.numpy(),
+            labels=data.labels.numpy(),
+            attributes=data.attributes.numpy(),
+            users=users,
+        )
+
+    def write(*changes: tuple[str, str], name: str = "own.toml") -> Path:
+        text = OWN
+        for before, after in changes:
+            assert before in text
+            text = text.replace(before, after)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        return tmp_path / name
+
+    return write
+
+
+def used(run: Path) -> dict:
+    return json.loads((run / "result.json").read_text())["settings"]
+
+
+def test_one_gradient_from_training_to_evaluation(fpfl, own, tmp_path: Path) -> None:
+    """Without a seed: more rounds after the end, under the budget, and held-out users."""
+    config, run = own(("[method]", "[method]\nrate = 0.2\nmemory = 0.8")), tmp_path / "run"
+    code, out, err = fpfl("train", config, "--out", run)
+    assert code == 0, err
+    assert "average of the last 3 iterates" in out  # the method's own rule
+    assert "round 6 of 6" in err
+    method = used(run)["method"]
+    assert (method["kind"], method["rate"], method["memory"]) == ("OneGradient", 0.2, 0.8)
+    assert used(run)["layout"]["form"] == "one-gradient"
+    code, out, err = fpfl("resume", run, "--rounds", 9)
+    assert code == 0, err
+    assert "privacy filter" in out
+    history = json.loads((run / "history.json").read_text())
+    assert [row["round"] for row in history] == list(range(1, 10))
+    assert all(row["multipliers"]["FNR"]["sex=Male"] is not None for row in history)
+    code, out, err = fpfl("evaluate", run, "--epsilon", 1, "--bound", 1)
+    assert code == 0, err
+    assert "FNR parity" in out
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [("rounds = 6", f"{SEEDS}\nlocal_steps = 3\nlocal_learning_rate = 0.1")],
+        [
+            ("rounds = 6", f"{SEEDS}\nsuggested = true"),
+            ("clip = { bound = 3.0, counts = 1.0 }\n", ""),
+            ('[method]\nkind = "one-gradient"\n', ""),
+        ],
+    ],
+    ids=["local-steps", "suggested"],
+)
+def test_a_killed_run_resumes_bit_for_bit(own, tmp_path: Path, changes) -> None:
+    """Seeded, in processes of their own, with averages of counts in the checkpoint."""
+    config = own(*changes, ("rounds = 6", "rounds = 200"), ("every = 4", "every = 30"))
+    command = [sys.executable, "-m", "fpfl.cli"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+
+    def finish(*words: object) -> None:
+        done = subprocess.run(
+            [*command, *map(str, words)],
+            env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+
+    cut, whole = tmp_path / "cut", tmp_path / "whole"
+    with subprocess.Popen(
+        [*command, "train", str(config), "--out", str(cut)],
+        env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    ) as running:  # fmt: skip
+        assert running.stderr is not None
+        for line in running.stderr:
+            if "round 50 of 200" in line:
+                running.kill()
+                break
+    assert not (cut / "result.json").exists()
+    finish("resume", cut)
+    finish("train", config, "--out", whole)
+    for name in ("model.safetensors", "history.json"):
+        assert (cut / name).read_bytes() == (whole / name).read_bytes()
+    records = [json.loads(line) for line in (cut / "ledger.jsonl").read_text().splitlines()]
+    assert [r["kind"] for r in records].count("resume") == 1
+
+
+@pytest.mark.parametrize("begun", ["mmdm", "one-gradient"])
+def test_a_run_does_not_go_on_with_another_method(fpfl, own, tmp_path: Path, begun: str) -> None:
+    kinds = {"mmdm": own(("one-gradient", "mmdm"), name="a.toml"), "one-gradient": own()}
+    run = tmp_path / "run"
+    assert fpfl("train", kinds.pop(begun), "--out", run)[0] == 0
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    (other,) = kinds.values()
+    code, _, err = fpfl("resume", run, "--config", other, "--rounds", 9)
+    assert code == 2
+    (line,) = [line for line in err.splitlines() if not line.startswith("warning")]
+    assert "releases other totals" in line
+    assert "Resume it with the constraint, the method, the counts" in line
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
+
+
+def test_a_seeded_run_goes_on_with_its_own_method_alone(fpfl, own, tmp_path: Path) -> None:
+    seeded = ("rounds = 6", SEEDS)
+    config, other = own(seeded), own(seeded, ("one-gradient", "mmdm"), name="other.toml")
+    assert fpfl("train", config, "--out", tmp_path / "run")[0] == 0
+    code, _, err = fpfl("resume", tmp_path / "run", "--config", other)
+    assert code == 2
+    assert "begun with other settings" in err
+
+
+def test_suggested_settings(fpfl, own, tmp_path: Path) -> None:
+    """What is left out is filled in by the rules; what is given holds, and a resumption keeps η."""
+    clip = "clip = { bound = 3.0, counts = 1.0 }\n"
+    bare = (
+        ("rounds = 6\n", "rounds = 6\nsuggested = true\n"),
+        ('[method]\nkind = "one-gradient"\n', ""),
+    )
+    run = tmp_path / "run"
+    code, out, err = fpfl("train", own(*bare, (clip, "")), "--out", run)
+    assert code == 0, err
+    schema = make_population().schema
+    found = suggest(schema, population=300, cohort=60, noise_multiplier=2.0, rounds=6)
+    settings = used(run)
+    assert settings["learning_rate"] == found.learning_rate
+    for name, value in vars(found.privacy.clipping).items():
+        assert settings["clip"][name] == value
+    assert settings["method"]["kind"] == "OneGradient"
+    assert re.search(r"Settings used: rounds = 6, learning_rate = [0-9.]+, clip = \{ bound", out)
+    assert fpfl("resume", run, "--rounds", 100)[0] in (0, 1)  # 1: its budget is spent on the way
+    assert used(run)["rounds"] == 100
+    assert used(run)["learning_rate"] == found.learning_rate
+    again = suggest(schema, population=300, cohort=60, noise_multiplier=2.0, rounds=100)
+    assert again.learning_rate < found.learning_rate
+
+    given = own(*bare, ("suggested = true", 'suggested = true\noptimizer = "adam"\n'
+                "learning_rate = 0.01\nsamples_per_user = 1"), (clip, ""))  # fmt: skip
+    code, out, err = fpfl("train", given, "--out", tmp_path / "given")
+    assert code == 0, err
+    settings = used(tmp_path / "given")
+    assert settings["optimizer"]["lr"] == 0.01
+    assert settings["clip"]["bound"] == pytest.approx(found.privacy.clipping.bound / 3)
+    assert "learning_rate" not in out
+
+    unsaid = own(*bare, (clip, ""), ("samples_per_user = 3.0\n", ""))
+    code, _, err = fpfl("train", unsaid, "--out", tmp_path / "unsaid")
+    assert code == 2
+    assert "declare samples_per_user, or give privacy.clip" in err
+    assert ROUNDS == 1000  # as docs/config.md says

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,12 @@ import fpfl
 from fpfl.config import Config, load_config, load_data, run_config
 from fpfl.data import open_population
 from fpfl.folder import look, read_about
-from fpfl.methods import MMDM, MethodState, Tran, Unconstrained
+from fpfl.methods import MMDM, Broadcasting, MethodState, OneGradient, Tran, Unconstrained
 from fpfl.privacy.ledger import RunLedger
 from fpfl.privacy.population import PopulationLedger
 from fpfl.privacy.rules import BudgetExhaustedError
 from fpfl.privacy.settings import Clipping
+from fpfl.report.progress import released as shown
 from fpfl.server.journal import read_past
 from fpfl.server.round import describe
 from fpfl.server.selection import Selection
@@ -224,6 +226,21 @@ VALID: list[dict[str, Any]] = [
         "training": {**TRAINING, "device": "cpu", "precision": "bf16"},
         "privacy": {"noise_multiplier": 2.0, "convention": "replace-one", "population": 50},
     },
+    {
+        "data": {"train": "table.npz", "schema": SCHEMA},
+        "training": {**TRAINING, "suggested": True},
+        "constraint": {"kind": "fnr_parity", "by": ["sex"]},
+        "privacy": {"noise_multiplier": 1.0},
+    },
+    {
+        "data": {"folder": "people"},
+        "training": {**TRAINING, "local_steps": 2, "local_learning_rate": 0.1, "clip": 1.0},
+        "constraint": {"kind": "equalized_odds", "by": ["sex"]},
+        "method": {
+            "kind": "one-gradient", "damping": 1.0, "rate": 0.2, "tolerance": "constraint",
+            "memory": 0.5, "spread": "none", "low": 0.0, "high": 3.0, "standin": "rate",
+        },
+    },
 ]  # fmt: skip
 
 # Nothing between what is small and what nobody has memory for: a test must not fill a machine.
@@ -267,6 +284,8 @@ WORDS = st.sampled_from(
         "demographic_parity",
         "equal_error",
         "bmdm",
+        "one-gradient",
+        "none",
         "last",
         "best",
         "momentum",
@@ -295,8 +314,10 @@ def as_toml(value: Any) -> str:
 
 NEAR: list[tuple[tuple[str, ...], str, st.SearchStrategy[Any]]] = [
     *((("training",), key, WHOLE) for key in ("cohort", "rounds", "samples_per_user", "memory",
-      "selection_window", "seed", "noise_seed", "checkpoint_every")),
-    *((("training",), key, REAL) for key in ("learning_rate", "normaliser", "clip")),
+      "selection_window", "seed", "noise_seed", "checkpoint_every", "local_steps")),
+    *((("training",), key, REAL) for key in ("learning_rate", "normaliser", "clip",
+      "local_learning_rate")),
+    (("training",), "suggested", st.booleans()),
     *((("training",), key, WORDS) for key in ("optimizer", "sampling", "selection", "precision",
       "device", "normaliser")),
     (("model",), "hidden", st.lists(WHOLE, max_size=3)),
@@ -304,7 +325,9 @@ NEAR: list[tuple[tuple[str, ...], str, st.SearchStrategy[Any]]] = [
     (("constraint",), "by", st.lists(st.lists(WORDS, max_size=2) | WORDS, max_size=2)),
     (("constraint",), "tolerance", REAL),
     (("method",), "kind", WORDS),
-    *((("method",), key, REAL) for key in ("damping", "rate", "tolerance", "max_multiplier")),
+    *((("method",), key, REAL) for key in ("damping", "rate", "tolerance", "max_multiplier",
+      "memory", "spread", "low", "high")),
+    *((("method",), key, WORDS) for key in ("tolerance", "spread", "standin")),
     # Calibrating cohorts of a fixed size to a tiny ε takes its time.
     (("privacy",), "epsilon", REAL.filter(lambda e: not 0 < e < 0.5)),
     *((("privacy",), key, REAL) for key in ("noise_multiplier", "delta", "clip", "budget")),
@@ -774,34 +797,66 @@ def test_any_users_vectors_are_clipped(
     assert torch.allclose(torch.stack(alone), sent.double(), rtol=1e-4, atol=1e-6 * scale)
 
 
-METHODS = [MMDM(), MMDM(damping=0.0, tolerance=0.0), Tran(), Unconstrained()]
+METHODS = [
+    MMDM(),
+    MMDM(damping=0.0, tolerance=0.0),
+    Tran(),
+    Unconstrained(),
+    OneGradient(),
+    OneGradient(tolerance=None, memory=0.0, spread=None),
+    OneGradient(damping=0.0, rate=50.0, standin="rate", ratchet=True),
+    OneGradient(damping=1e6, rate=1e6, low=1.0, high=1.0),
+]
 
 
-@often(400)
+def broadcast(method: OneGradient, state: MethodState, normaliser: float, alpha: float) -> None:
+    """What goes to every user: numbers, and for no group more than its samples can give."""
+    weights = method.weights(state, normaliser, alpha)
+    assert bool(weights.groups.isfinite().all() and weights.overall.isfinite().all())
+    assert bool((weights.groups.abs() <= (method.high - 1.0) * (1 + 1e-4)).all())
+    assert bool(state.multipliers.isfinite().all())
+
+
+@often(600)
 @given(
     drawn=vectors(5),
     method=st.sampled_from(METHODS),
     rule=st.sampled_from(["best", "last", "average"]),
     window=st.integers(1, 3),
     smallest=st.sampled_from([1.0, 0.5, 50.0]),
+    noise=st.sampled_from([0.0, 0.5, 1e6]),
 )
 def test_any_totals_go_through_the_server(
-    drawn: tuple[Layout, torch.Tensor], method: Any, rule: Any, window: int, smallest: float
+    drawn: tuple[Layout, torch.Tensor],
+    method: Any,
+    rule: Any,
+    window: int,
+    smallest: float,
+    noise: float,
 ) -> None:
     """Totals, the method, the history's row, selection: nothing raises, whatever was released."""
     layout, released = drawn
     if not layout.rates:
         method = Unconstrained()
-    state = MethodState.zeros(len(layout.rates), len(layout.groups))
+    groups = len(layout.rates), len(layout.groups)
+    state = MethodState.zeros(*groups)
+    if isinstance(method, Broadcasting):
+        layout = replace(layout, form="one-gradient")  # the beginning of a longer vector
+        state = method.begin(*groups, torch.device("cpu"))
+        broadcast(method, state, 3.0, 0.02)
     selection = Selection(rule, len(released), 0.02, window)
     w = torch.ones(layout.parameters)
     for t, v in enumerate(released, start=1):
-        totals = layout.totals(v, 3.0, smallest)
+        totals = layout.totals(v[: layout.size], 3.0, smallest, noise)
         state, direction = method.update(state, totals, 0.02)
         assert direction.shape == w.shape
-        assert bool((state.multipliers >= 0).all()), "a multiplier is negative or not a number"
+        if isinstance(method, Broadcasting):
+            broadcast(method, state, 3.0, 0.02)
+        else:
+            assert bool((state.multipliers >= 0).all()), "a multiplier is negative or no number"
         row = describe(t, totals, state, layout, 0.02)
         json.dumps(row, allow_nan=False)
+        shown(row)
         after = w - 0.1 * direction
         after = after if bool(after.isfinite().all()) else w
         selection = selection.observe(t, w, totals, after)
@@ -809,6 +864,18 @@ def test_any_totals_go_through_the_server(
     chosen, how = selection.choose(w, len(released))
     assert how
     assert bool(chosen.isfinite().all()), "the model that was chosen is not finite"
+
+
+def test_a_round_of_rubbish_is_forgotten() -> None:
+    """Averages of counts outlive a round: what is no count must not stay in them."""
+    layout, method = replace(LAYOUTS[2], form="one-gradient"), OneGradient()
+    usual = layout.totals(torch.full((layout.size,), 20.0), 3.0)
+    for odd in (math.nan, math.inf, -math.inf, 3e38):
+        state = method.begin(1, 2, torch.device("cpu"))
+        for totals in (usual, layout.totals(torch.full((layout.size,), odd), 3.0), usual):
+            state, _ = method.update(state, totals, 0.02)
+        assert bool(state.differences().isfinite().all())
+        assert state.n[0].tolist() == pytest.approx([40 * 0.0975, 40 * 0.0975, 80 * 0.0975])
 
 
 # --- what was found, one by one -----------------------------------------------------------------

@@ -115,6 +115,8 @@ def test_a_finished_run_has_everything_and_no_pickle(tmp_path: Path) -> None:
         {"privacy": None, "constraint": None, "noise_seed": None},
         {"privacy": fpfl.Privacy(noise_multiplier=1.0, convention="replace-one")},
         {"privacy": fpfl.Privacy(noise_multiplier=1.0, clip=fpfl.Clipping(1.0, counts=2.0))},
+        {"method": fpfl.OneGradient()},
+        {"method": fpfl.OneGradient(memory=0.5), "local": fpfl.FederatedAveraging(2, 0.1)},
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("cut", [2, 3, 7])
@@ -126,6 +128,17 @@ def test_a_seeded_run_resumes_bit_for_bit(tmp_path: Path, others: dict[str, Any]
     assert parameters(resumed) == parameters(whole)
     assert resumed.history == whole.history
     assert resumed.selected == whole.selected
+
+
+def test_a_run_from_before_there_were_two_forms_goes_on(tmp_path: Path) -> None:
+    """Its layout does not say which form of v it has: there was the paper's alone."""
+    folder = begun(tmp_path / "run", noise_seed=None)
+    about = json.loads((folder / "run.json").read_text())
+    del about["settings"]["layout"]["form"], about["settings"]["local"]
+    (folder / "run.json").write_text(json.dumps(about))
+    with pytest.raises(ValueError, match=r"other totals.*the method"):
+        go_on(folder, noise_seed=None, method=fpfl.OneGradient())
+    assert len(go_on(folder, noise_seed=None).history) == ROUNDS
 
 
 def test_a_lazy_population_resumes_bit_for_bit(tmp_path: Path) -> None:
@@ -604,11 +617,11 @@ def test_a_withdrawal_is_honoured_from_the_next_round_and_recorded(
     rounds: list[int] = []
     real, compute = Simulation.release, CohortEngine.chunks
 
-    def release(self: Simulation, round: int, w: torch.Tensor) -> torch.Tensor:
+    def release(self: Simulation, round: int, *broadcast: Any) -> torch.Tensor:
         if round == 5:
             withdraw(tmp_path / "run", range(15))
         rounds.append(round)
-        return real(self, round, w)
+        return real(self, round, *broadcast)
 
     def chunks(self: CohortEngine, users: np.ndarray, *how: Any) -> Any:
         drawn[rounds[-1]] = set(users.tolist())

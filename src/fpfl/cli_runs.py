@@ -305,6 +305,8 @@ def _run(settings: Config, origin: dict[str, Any], keep: RunFolder, simulation: 
     with progress("training", settings.training.rounds) as callback:
         run, data, test = run_config(settings, **how, callbacks=(callback,))
     print(run)
+    if settings.training.suggested:
+        print(_settings_used(run.settings))
     parts = {"test set": test}
     if settings.privacy is None or simulation:
         parts = {"training population": data, **parts}
@@ -319,6 +321,16 @@ def _run(settings: Config, origin: dict[str, Any], keep: RunFolder, simulation: 
     if run.stopped:
         print(f"error: {run.stopped}", file=sys.stderr)
         raise typer.Exit(1)
+
+
+def _settings_used(settings: dict[str, Any]) -> str:
+    """What a run was trained with, as a config would say it."""
+    bounds = settings["clip"].items()
+    clip = ", ".join(f"{n} = {v:g}" for n, v in bounds if n != "kind" and v is not None)
+    parts = [f"rounds = {settings['rounds']}", f"clip = {{ {clip} }}"]
+    if settings["learning_rate"] is not None:  # another optimiser than SGD has its own
+        parts.insert(1, f"learning_rate = {settings['learning_rate']:.4g}")
+    return f"Settings used: {', '.join(parts)}"
 
 
 def _origin(run: Path) -> dict[str, Any]:

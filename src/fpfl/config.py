@@ -1,42 +1,69 @@
 """Configs: a training written down as TOML, checked before anything runs.
 
-The sections are those of ``fpfl.train``; an unknown key is an error, not a silent default.
+The sections are those of ``fpfl.train`` (see `fpfl.config_sections`); an unknown key is an error,
+not a silent default.
 """
 
 from __future__ import annotations
 
 import math
 import tomllib
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ValidationError
 from torch import nn
 
+from fpfl.config_sections import (
+    VERSION,
+    ClipConfig,
+    Config,
+    Kind,
+    MethodConfig,
+    PrivacyConfig,
+    SchemaConfig,
+    TrainingConfig,
+)
 from fpfl.data.adult import load_adult
 from fpfl.data.federated import FederatedDataset
 from fpfl.data.files import open_population
 from fpfl.data.scaling import scale_by_ranges
 from fpfl.data.schema import Attribute, Schema
 from fpfl.fairness.constraints import BY_NAME, Constraint, equal_error
-from fpfl.folder import RunFolder
-from fpfl.methods import MMDM, Method, Tran
-from fpfl.models import SHALLOW, mlp
-from fpfl.privacy.plan import Convention, Neighbours
-from fpfl.privacy.settings import Clipping, Privacy, Sampling
+from fpfl.folder import RunFolder, look, read_about
+from fpfl.methods import BMDM, MMDM, Method, OneGradient, Tran
+from fpfl.models import mlp
+from fpfl.privacy.settings import Clipping, Privacy
 from fpfl.run import Run
 from fpfl.server.ranks import Ranks
 from fpfl.server.round import Callback
-from fpfl.server.selection import Rule
+from fpfl.suggest import suggested_clipping, suggested_learning_rate
 from fpfl.train import train
-from fpfl.users.precision import Precision
+from fpfl.users.local import FederatedAveraging
 
-VERSION = 1
-"""Of the config's format: a newer fpfl may read keys that this one does not know."""
+__all__ = [
+    "Config",
+    "load_config",
+    "load_data",
+    "load_people",
+    "make_constraint",
+    "make_method",
+    "make_model",
+    "run_config",
+]
 
+_METHODS: dict[Kind, Callable[..., Method]] = {
+    "mmdm": MMDM,
+    "bmdm": BMDM,
+    "tran": Tran,
+    "one-gradient": OneGradient,
+}
 
 MOST_PARAMETERS = 10**9
 """Of a perceptron: more are taken for a slip of the pen, before any memory is."""
@@ -46,158 +73,6 @@ _COLUMNS = ("features", "labels", "attributes", "users")
 
 _SHOWN = 5
 """So many mistakes of a config are named at a time."""
-
-
-def _sensible(value: float) -> float:
-    """Refuse what leaves the range of 32-bit numbers, or whose square leaves that of 64 bits."""
-    if value and not 1e-30 <= abs(value) <= 1e30:
-        raise ValueError(f"{value:g} is beyond all sense; give 0, or a size from 1e-30 to 1e30")
-    return value
-
-
-Number = Annotated[float, AfterValidator(_sensible)]
-Whole = Annotated[int, Field(ge=-(2**53), le=2**53)]
-"""What a float holds exactly."""
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class SchemaConfig(_Section):
-    """The declared public schema of a file of one's own."""
-
-    classes: Whole | None = 2
-    label_range: tuple[Number, Number] | None = None
-    attributes: dict[str, list[str]] = {}
-    unknown: list[str] = []
-    samples_per_user: Number | None = None
-    population: Whole | None = None
-    feature_ranges: list[tuple[Number, Number]] | None = None
-
-
-class DataConfig(_Section):
-    """Where the data comes from: ``name = "adult"``, ``train`` (an .npz file) or ``folder``.
-
-    A file has the arrays ``features`` and ``labels``, and where they apply ``attributes`` (codes,
-    one column for each declared attribute) and ``users``. A population folder has its schema with
-    it and is read lazily. ``test`` is of the same kind as the training data.
-    """
-
-    name: Literal["adult"] | None = None
-    normalise: Literal["paper", "ranges"] = "ranges"
-    attributes: list[Literal["sex", "race"]] = ["sex"]
-    users: Literal["poisson", "single"] = "poisson"
-    mean_samples: Number = Field(default=2.0, gt=0)
-    train: Path | None = None
-    folder: Path | None = None
-    test: Path | None = None
-    # Named so in the file; `schema` itself is taken in pydantic.
-    declared: SchemaConfig | None = Field(default=None, alias="schema")
-
-    @model_validator(mode="after")
-    def _one_source(self) -> DataConfig:
-        if sum(source is not None for source in (self.name, self.train, self.folder)) != 1:
-            raise ValueError(
-                "give one of name = 'adult', train = 'FILE.npz' and folder = 'POPULATION'"
-            )
-        if self.train is not None and self.declared is None:
-            raise ValueError("a file needs a declared [data.schema]: classes, attributes, ...")
-        others = {"normalise", "attributes", "mean_samples", "users"}
-        if self.name is not None:
-            others = {"test", "declared"}
-        elif self.folder is not None:
-            others.add("declared")  # the schema is in the folder
-        lost = sorted(others & self.model_fields_set)
-        if lost:
-            raise ValueError(f"{lost} do not apply to this source of data; remove them")
-        if self.declared is not None and set(self.declared.unknown) - set(self.declared.attributes):
-            raise ValueError(f"unknown = {self.declared.unknown} names no declared attribute")
-        return self
-
-
-class ModelConfig(_Section):
-    """A perceptron's hidden layers."""
-
-    hidden: list[Annotated[Whole, Field(ge=1)]] = list(SHALLOW)
-
-
-class TrainingConfig(_Section):
-    """How to train; see ``fpfl.train``."""
-
-    cohort: Whole
-    rounds: Whole
-    learning_rate: Number = 0.1
-    optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
-    normaliser: Literal["users", "samples"] | Number = "users"
-    samples_per_user: Whole | None = None
-    sampling: Sampling | None = None
-    selection: Rule = "best"
-    selection_window: Whole = 1
-    clip: Number | ClipConfig | None = None
-    seed: int | None = None
-    noise_seed: int | None = None
-    memory: Whole | None = None
-    precision: Precision = "float32"
-    device: str = Field(default="cpu", pattern=r"^(cpu|cuda|mps|xpu)(:[0-9]{1,3})?$")
-    checkpoint_every: Whole = 200
-
-
-class ClipConfig(_Section):
-    """Clip bounds in blocks; see ``Clipping``."""
-
-    bound: Number
-    counts: Number | None = None
-    selection: Number = 2.0
-    counts_share: Number = 0.15
-    selection_share: Number = 0.05
-    clipped_share: Number | None = None
-
-
-class ConstraintConfig(_Section):
-    """What must be equal between groups."""
-
-    kind: str
-    by: list[str | list[str]] = []
-    tolerance: Number = 0.02
-
-
-class MethodConfig(_Section):
-    """How it is enforced."""
-
-    kind: Literal["mmdm", "bmdm", "tran"] = "mmdm"
-    damping: Number = 2.0
-    rate: Number = 0.01
-    tolerance: Number | None = None
-    max_multiplier: Number = 0.05
-
-
-class PrivacyConfig(_Section):
-    """How private it is to be; see ``Privacy``."""
-
-    epsilon: Number | None = None
-    # With less noise than that the accountants run out of numbers for ε.
-    noise_multiplier: Annotated[Number, Field(ge=1e-3)] | None = None
-    delta: Number | None = None
-    clip: Number | ClipConfig = 1.0
-    convention: Convention = "poisson"
-    neighbours: Neighbours | None = None
-    population: Whole | None = None
-    max_participations: Whole | None = None
-    budget: Number | None = None
-    ledger: Path | None = None
-
-
-class Config(_Section):
-    """A whole training."""
-
-    version: int = VERSION
-    data: DataConfig
-    model: ModelConfig = ModelConfig()
-    training: TrainingConfig
-    constraint: ConstraintConfig | None = None
-    method: MethodConfig | None = None
-    privacy: PrivacyConfig | None = None
 
 
 def load_config(path: str | Path) -> Config:
@@ -233,6 +108,7 @@ def run_config(
     dealing samples to made-up users; ``keep`` is the folder that the run is kept in.
     """
     data, test = load_data(config, folder, partition_seed)
+    config = _completed(config, data, keep)
     t = config.training
     run = train(
         make_model(config, data.schema),
@@ -240,7 +116,7 @@ def run_config(
         cohort=t.cohort,
         rounds=t.rounds,
         constraint=make_constraint(config, data.schema),
-        method=_method(config.method),
+        method=make_method(config),
         privacy=_privacy(config.privacy),
         clip=_clip(t.clip),
         sampling=t.sampling,
@@ -248,6 +124,7 @@ def run_config(
         optimizer=_optimizer(t),
         normaliser=t.normaliser,
         samples_per_user=t.samples_per_user,
+        local=_local(t),
         selection=t.selection,
         selection_window=t.selection_window,
         seed=t.seed,
@@ -379,13 +256,68 @@ def make_constraint(config: Config, schema: Schema) -> Constraint | None:
     return BY_NAME[c.kind](*by, tolerance=c.tolerance)
 
 
-def _method(config: MethodConfig | None) -> Method | None:
-    if config is None:
+def make_method(config: Config) -> Method | None:
+    """The method that a config names; what it leaves out has the method's own defaults."""
+    m = config.method
+    if m is None:
         return None
-    if config.kind == "tran":
-        return Tran(rate=config.rate, max_multiplier=config.max_multiplier)
-    damping = 0.0 if config.kind == "bmdm" else config.damping
-    return MMDM(damping=damping, rate=config.rate, tolerance=config.tolerance)
+    given = m.model_dump(exclude_none=True, exclude={"kind"})
+    none = {"tolerance": "constraint", "spread": "none"}
+    given = {name: None if none.get(name) == value else value for name, value in given.items()}
+    return _METHODS[m.kind](**given)
+
+
+def _completed(config: Config, data: FederatedDataset, keep: RunFolder | None) -> Config:
+    """The config with what it leaves to be suggested, as if somebody had written that down."""
+    t, p = config.training, config.privacy
+    if not t.suggested or p is None:
+        return config
+    if "clip" not in p.model_fields_set:
+        clipping = suggested_clipping(_public(data.schema, t.samples_per_user))
+        p = p.model_copy(update={"clip": ClipConfig(**asdict(clipping))})
+    if "learning_rate" not in t.model_fields_set:
+        rate = _kept_learning_rate(keep) or _learning_rate(t, p, data.population)
+        t = t.model_copy(update={"learning_rate": rate})
+    method = config.method or MethodConfig(kind="one-gradient")
+    return config.model_copy(update={"training": t, "privacy": p, "method": method})
+
+
+def _public(schema: Schema, most: int | None) -> Schema:
+    """A schema that says how many samples a user sends, where no more than ``most`` are used."""
+    declared = schema.samples_per_user
+    if declared is None:
+        raise ValueError(
+            "training.suggested = true chooses the clip bound by how many samples a user is "
+            "expected to have, and the schema does not say; declare samples_per_user, or give "
+            "privacy.clip"
+        )
+    return replace(schema, samples_per_user=min(declared, most or declared))
+
+
+def _learning_rate(t: TrainingConfig, p: PrivacyConfig, population: int) -> float:
+    privacy = _privacy(p)
+    assert privacy is not None  # there is a section
+    clipping = privacy.clipping
+    blocks = clipping.blocks(constrained=True, selection=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # training itself will say what there is to say
+        plan = privacy.plan(population=population, cohort=t.cohort, rounds=t.rounds, blocks=blocks)
+    return suggested_learning_rate(clipping, plan.noise_multiplier, t.cohort, t.rounds)
+
+
+def _kept_learning_rate(keep: RunFolder | None) -> float | None:
+    """What a run that goes on has had: like its noise it stays, whatever T is now."""
+    if keep is None or not keep.resume:
+        return None
+    about = read_about(keep.path)
+    rate: float | None = (look(keep.path).settings or about["settings"])["learning_rate"]
+    return rate
+
+
+def _local(t: TrainingConfig) -> FederatedAveraging | None:
+    if t.local_learning_rate is None:
+        return None
+    return FederatedAveraging(t.local_steps, t.local_learning_rate)
 
 
 def _privacy(config: PrivacyConfig | None) -> Privacy | None:

@@ -186,10 +186,13 @@ def _check_first(folder: RunFolder, begun: Begun, state: ServerState) -> None:
 
 def _check_settings(path: Path, old: dict[str, Any], new: dict[str, Any], past: Past) -> None:
     """Refuse settings under which what was released would mean something else."""
-    if old.get("layout") != new["layout"]:
+    layout = old.get("layout")
+    if isinstance(layout, dict):
+        layout = {"form": "paper", **layout}  # runs from before there was another form
+    if layout != new["layout"]:
         raise ValueError(
-            f"the run in {path} releases other totals: v is laid out as {old.get('layout')}, with "
-            f"these settings it would be {new['layout']}. Resume it with the constraint, the "
+            f"the run in {path} releases other totals: v is laid out as {layout}, with these "
+            f"settings it would be {new['layout']}. Resume it with the constraint, the method, the "
             "counts and the model that it was begun with"
         )
     if new["rounds"] < past.next_round - 1:

@@ -50,6 +50,9 @@ MOST = 6.0
 """How much faster than ``rate`` says a multiplier may be: beyond, the delay of what it moves would
 make it swing."""
 
+LARGEST = 1e15
+"""No cohort has as many samples: a count beyond, or one that is no number, says nothing."""
+
 
 @dataclass(frozen=True)
 class AveragedState(MethodState):
@@ -89,16 +92,21 @@ class AveragedState(MethodState):
         return self.n.clamp(min=least) / self.mass.clamp(min=torch.finfo(self.n.dtype).tiny)
 
     def with_round(self, totals: Totals, keep: float) -> AveragedState:
-        """Take in a round, keeping ``keep`` of the weights of those before."""
+        """Take in a round, keeping ``keep`` of the weights of those before.
+
+        Counts that no cohort can have are left out: they would stay in an average for ever.
+        """
         F = torch.cat([totals.F, totals.overall_F.unsqueeze(1)], dim=1)
         n = torch.cat([totals.n, totals.overall_n.unsqueeze(1)], dim=1)
-        add = 1.0 - keep
+        possible = (F.abs() < LARGEST) & (n.abs() < LARGEST)
+        kept = torch.full_like(F, keep).masked_fill(~possible, 1.0)
+        add = torch.full_like(F, 1.0 - keep).masked_fill(~possible, 0.0)
         return replace(
             self,
-            F=keep * self.F + add * F,
-            n=keep * self.n + add * n,
-            mass=keep * self.mass + add,
-            squares=keep**2 * self.squares + add**2,
+            F=kept * self.F + add * F.masked_fill(~possible, 0.0),
+            n=kept * self.n + add * n.masked_fill(~possible, 0.0),
+            mass=kept * self.mass + add,
+            squares=kept**2 * self.squares + add**2,
             smallest=totals.smallest,
             noise=totals.noise,
         )

@@ -12,10 +12,11 @@ from fpfl.server.state import Row
 
 def released(row: Row) -> str:
     """What a round released, in a few words."""
-    accuracy, gap = row["accuracy"], row.get("averaged_gap") or row["gap"]
+    accuracy, averaged = row["accuracy"], row.get("averaged_gap")
+    gap, word = (row["gap"], "gap") if averaged is None else (averaged, "averaged gap")
     parts = [] if accuracy is None else [f"accuracy {accuracy:.3f}"]
     if gap is not None:
-        parts.append(f"gap {gap:.3f}")
+        parts.append(f"{word} {gap:.3f}")
     return ", ".join(parts)
 
 
