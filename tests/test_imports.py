@@ -33,7 +33,9 @@ ALLOWED = {
     "begun": {"data", "fairness", "fingerprint", "folder", "privacy"},
     "keeping": {"begun", "folder", "privacy", "server", "store"},
     "run": {"data", "fairness", "heldout", "privacy", "server", "store", "users"},
-    "arguments": {"data", "fairness", "methods", "privacy", "server", "thirdparty", "users"},
+    "arguments": {
+        "data", "fairness", "methods", "privacy", "server", "suggest", "thirdparty", "users",
+    },
     "train": {
         "arguments", "begun", "data", "fairness", "folder", "keeping", "methods", "privacy",
         "randomness", "run", "server", "thirdparty", "users",

@@ -85,3 +85,54 @@ def test_the_page_says_which_rows_do_not_come_otherwise() -> None:
     for key in both:
         mine = means("adult-federated-paper")[key]
         assert mine["accuracy"] < paper[key]["accuracy"] - 0.015
+
+
+def runs_by(table: str, *fields: str) -> dict[tuple[object, ...], list[dict]]:
+    rows: dict[tuple[object, ...], list[dict]] = {}
+    for run in json.loads((RESULTS / table / "results.json").read_text(encoding="utf-8")):
+        rows.setdefault(tuple(run[field] for field in fields), []).append(run)
+    assert all(len(runs) == 10 for runs in rows.values())
+    return rows
+
+
+ROBUST = {
+    # cohort, ε: accuracy at least, test gap and training gap at most
+    (200, "ε=2"): (0.852, 0.022, 0.008),
+    (1000, "ε=2"): (0.852, 0.020, 0.005),
+    (200, "ε=0.5"): (0.848, 0.028, 0.020),
+}
+
+
+@pytest.mark.parametrize("model", ["shallow", "deep"])
+@pytest.mark.parametrize("place", ROBUST)
+def test_one_gradient_is_fair_where_the_papers_method_drowns(model, place) -> None:
+    rows = runs_by("adult-robust", "model", "cohort", "variant", "algorithm")
+    found = {
+        name: {f: mean(run[f] for run in rows[model, *place, name])
+               for f in ("accuracy", "gap", "train_gap")}
+        for name in ("PFL", "FPFL", "FPFL-1G")
+    }  # fmt: skip
+    accuracy, gap, train_gap = ROBUST[place]
+    one = found["FPFL-1G"]
+    assert one["accuracy"] >= accuracy
+    assert one["gap"] <= gap
+    assert one["train_gap"] <= train_gap
+    assert one["train_gap"] < 0.25 * found["PFL"]["train_gap"]
+    assert one["accuracy"] > found["FPFL"]["accuracy"] + 0.01
+    # Not by making every group worse: the weakest is better off than with plain private learning.
+    weakest = {
+        name: mean(
+            max(run["rates"]["train"]["FNR"][f"sex={sex}"] for sex in ("Female", "Male"))
+            for run in rows[model, *place, name]
+        )
+        for name in ("PFL", "FPFL-1G")
+    }
+    assert weakest["FPFL-1G"] < weakest["PFL"]
+
+
+def test_what_users_send_is_at_most_forty_percent() -> None:
+    rows = runs_by("adult-robust", "model", "cohort", "variant", "algorithm")
+    for key, found in rows.items():
+        if key[-1] == "FPFL-1G":
+            paper = rows[*key[:-1], "FPFL"][0]["numbers_sent"]
+            assert found[0]["numbers_sent"] <= 0.4 * paper

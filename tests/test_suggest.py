@@ -40,6 +40,21 @@ def test_a_suggestion_is_what_train_takes() -> None:
     assert [block.bound for block in run.privacy.blocks] == [4.5, 1.0, 2.0]
 
 
+@pytest.mark.parametrize("private", [True, False])
+def test_a_number_as_clip_bound_keeps_counts_apart(private) -> None:
+    """With one gradient; with the paper's vector it bounds all of it."""
+    data = make_population(users=60)
+    how = {"privacy": fpfl.Privacy(noise_multiplier=1.0, clip=2, delta=1e-3)}
+    for method, apart in ((fpfl.OneGradient(), True), (fpfl.MMDM(), False)):
+        run = fpfl.train(
+            nn.Linear(5, 1), data, cohort=20, rounds=1, constraint=fpfl.fnr_parity("sex"),
+            method=method, **(how if private else {"clip": 2}),
+        )  # fmt: skip
+        assert (run.settings["clip"]["counts"] is not None) == apart
+        assert run.settings["clip"]["bound"] == 2.0
+        assert run.settings["layout"]["basis"] == ("split" if apart else "paper")
+
+
 def test_values_are_merged() -> None:
     data = make_population(attributes=(SEX, RACE))
     merged = merge_values(data, "race", {"other": ("B", "C")})

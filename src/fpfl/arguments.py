@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from fpfl.data.federated import FederatedDataset
 from fpfl.fairness.constraints import Constraint
 from fpfl.fairness.totals import SMALLEST_COUNT
-from fpfl.methods import MMDM, Method, Unconstrained
+from fpfl.methods import MMDM, Broadcasting, Method, Unconstrained
 from fpfl.privacy.plan import PrivacyPlan
 from fpfl.privacy.sampling import FixedSizeSampling, PoissonSampling
 from fpfl.privacy.settings import Clipping, Privacy, Sampling
 from fpfl.server.selection import Rule
 from fpfl.server.state import Row
+from fpfl.suggest import with_counts
 from fpfl.thirdparty.sums import ThirdParty
 from fpfl.users.engine import MEMORY_BUDGET
 from fpfl.users.flat import FlatModel
@@ -96,16 +97,24 @@ def chosen_method(method: Method | None, constraint: Constraint | None) -> Metho
     return method or MMDM()
 
 
-def chosen_clipping(privacy: Privacy | None, clip: float | Clipping | None) -> Clipping | None:
-    """The clip bounds: the privacy plan's, or those of clipping without noise."""
+def chosen_clipping(
+    privacy: Privacy | None, clip: float | Clipping | None, method: Method
+) -> Clipping | None:
+    """The clip bounds: the privacy plan's, or those of clipping without noise.
+
+    A number bounds the paper's whole vector; with one gradient it bounds that, and the counts
+    have a block of their own. Whoever wants it otherwise gives a `Clipping`.
+    """
     if privacy is not None:
         if clip is not None:
             raise ValueError(
                 "clip was given beside privacy; the clip bounds belong to the privacy plan: "
                 "give Privacy(clip=...)"
             )
-        return privacy.clipping
-    return clip if clip is None or isinstance(clip, Clipping) else Clipping(float(clip))
+        clip = privacy.clip
+    if clip is None or isinstance(clip, Clipping):
+        return clip
+    return with_counts(clip) if isinstance(method, Broadcasting) else Clipping(float(clip))
 
 
 def check_settings(

@@ -58,8 +58,13 @@ class Suggestion:
 
 def suggested_clipping(schema: Schema) -> Clipping:
     """C, C_s and the split of the budget, by the module's rules."""
+    return with_counts(CLIP * max(1.0, schema.samples_per_user or 1.0))
+
+
+def with_counts(bound: float) -> Clipping:
+    """A bound for the gradient, and the counts in a block of their own."""
     return Clipping(
-        CLIP * max(1.0, schema.samples_per_user or 1.0),
+        bound,
         counts=COUNTS,
         counts_share=COUNTS_SHARE,
         selection_share=SELECTION_SHARE,

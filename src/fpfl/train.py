@@ -144,7 +144,7 @@ def train(
     method = chosen_method(method, constraint)
     one_gradient = isinstance(method, Broadcasting)
     selection = selection or ("average" if one_gradient else "best")
-    clipping = chosen_clipping(privacy, clip)
+    clipping = chosen_clipping(privacy, clip, method)
     check_settings(
         data, constraint, cohort, rounds, samples_per_user, learning_rate,
         # A real private run says nothing about its data but through noise.

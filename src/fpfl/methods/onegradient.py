@@ -66,6 +66,8 @@ class AveragedState(MethodState):
         Σ_t p_t and Σ_t p_t², of the same shape.
     smallest
         The number below which one round's count says nothing; an average's noise is less.
+    noise
+        s, the standard deviation of the noise on a round's counts.
     """
 
     F: Tensor

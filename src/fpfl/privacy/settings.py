@@ -84,7 +84,8 @@ class Privacy:
         Give one: the ε to calibrate to, or σ itself (the noise's standard deviation over the
         clip bound).
     clip
-        A clip bound C for the paper's joint clipping, or `Clipping` for more.
+        A clip bound C for the paper's joint clipping (with `OneGradient`, for the gradient beside
+        counts in a block of their own), or `Clipping` for more.
     delta
         δ; 1/(10 K) when it is not given.
     convention
