@@ -70,8 +70,19 @@ def test_the_tables_beyond_the_paper() -> None:
 
 
 @pytest.mark.usefixtures("short")
-@pytest.mark.parametrize("part", ["*without*", "*counts*", "*alike", "*range", "*race", "*odds",
-                                  "*parity", "*regression"])  # fmt: skip
+@pytest.mark.parametrize(
+    "part",
+    [
+        "*without*",
+        "*counts*",
+        "*alike",
+        "*multipliers",
+        "*race*",
+        "*odds",
+        "*parity",
+        "*regression",
+    ],
+)
 def test_every_row_of_the_ablation_runs(part, capsys) -> None:
     arguments = ["adult-ablation", "--rows", f"shallow/{part}", "--jobs", "1", "--json"]
     assert main([*arguments, "--convention", "poisson"]) == 0

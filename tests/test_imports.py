@@ -40,7 +40,7 @@ ALLOWED = {
         "arguments", "begun", "data", "fairness", "folder", "keeping", "methods", "privacy",
         "randomness", "run", "server", "thirdparty", "users",
     },
-    "suggest": {"data", "methods", "privacy"},
+    "suggest": {"data", "fairness", "methods", "privacy"},
     "audit": {
         "data", "fairness", "methods", "models", "privacy", "server", "thirdparty", "train",
         "users",

@@ -20,7 +20,15 @@ def test_the_rules_use_public_quantities_alone() -> None:
     clip = found.privacy.clipping
     assert (clip.bound, clip.counts, clip.counts_share, clip.selection_share) == (3, 1, 0.25, 0.05)
     assert (found.rounds, found.learning_rate) == (1000, 0.2)
-    assert suggested_clipping(Schema((3,))).bound == 1.5
+    assert suggested_clipping(Schema((3,), samples_per_user=0.5)).bound == 1.5
+    with pytest.raises(ValueError, match="samples_per_user"):
+        suggested_clipping(Schema((3,)))
+    with pytest.raises(ValueError, match="clip was given"):
+        suggest(schema, population=99, cohort=9, noise_multiplier=1.0, clip=2.0)
+    # A sample counts for each attribute and for the whole, where groups overlap.
+    both = Schema((3,), samples_per_user=2.0, attributes=(SEX, RACE))
+    for by, wanted in ((("sex",), 1), (("sex", "race"), 3), ((), 3), ((("sex", "race"),), 2)):
+        assert suggested_clipping(both, fpfl.fnr_parity(*by)).counts == wanted
     # Ten times the noise: the learning rate keeps what adds up at 0.3.
     noisy = suggest(schema, population=16_280, cohort=200, noise_multiplier=10.35, delta=5e-5)
     added_up = noisy.learning_rate * 3 * 10.35 / math.sqrt(0.7) * math.sqrt(1000) / 200
@@ -66,6 +74,10 @@ def test_values_are_merged() -> None:
     assert bool((data.attributes[:, 1] == 2).any())  # the caller's is left alone
     with pytest.raises(ValueError, match="no value"):
         merge_values(data, "race", {"other": ("Z",)})
+    with pytest.raises(ValueError, match="name each once"):
+        merge_values(data, "race", {"x": ("A", "B"), "y": ("B",)})
+    with pytest.raises(ValueError, match="a list of values"):
+        merge_values(data, "race", {"x": "AB"})
     with pytest.raises(ValueError, match="no attribute"):
         merge_values(data, "age", {"old": ("A",)})
     with pytest.raises(ValueError, match="at least two values"):

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from fpfl.data.federated import FederatedDataset
+from fpfl.data.schema import Schema
 from fpfl.fairness.constraints import Constraint
 from fpfl.fairness.totals import SMALLEST_COUNT
 from fpfl.methods import MMDM, Broadcasting, Method, Unconstrained
+from fpfl.methods.base import Standin
 from fpfl.privacy.plan import PrivacyPlan
 from fpfl.privacy.sampling import FixedSizeSampling, PoissonSampling
 from fpfl.privacy.settings import Clipping, Privacy, Sampling
@@ -55,6 +57,21 @@ def check_types(
     for name, given, good, example in wanted:
         if given is not None and (not good or (name == "method" and isinstance(given, type))):
             raise ValueError(f"{name} is {given!r}; expected something like {example}")
+
+
+def check_broadcasting(method: Method) -> None:
+    """Refuse a method of one's own that has some of what broadcasting takes, and not all of it."""
+    names = ("begin", "weights", "standin")
+    found = [name for name in names if hasattr(method, name)]
+    if not found:
+        return
+    callables = all(callable(getattr(method, name, None)) for name in names[:2])
+    if not callables or getattr(method, "standin", None) not in get_args(Standin):
+        raise ValueError(
+            f"the method {type(method).__name__} has {', '.join(found)}: a method that broadcasts "
+            f"weights needs begin(...), weights(...) and a standin in {get_args(Standin)}; for any "
+            "other choose other names"
+        )
 
 
 def prepared(
@@ -98,7 +115,11 @@ def chosen_method(method: Method | None, constraint: Constraint | None) -> Metho
 
 
 def chosen_clipping(
-    privacy: Privacy | None, clip: float | Clipping | None, method: Method
+    privacy: Privacy | None,
+    clip: float | Clipping | None,
+    method: Method,
+    constraint: Constraint | None,
+    schema: Schema,
 ) -> Clipping | None:
     """The clip bounds: the privacy plan's, or those of clipping without noise.
 
@@ -114,7 +135,9 @@ def chosen_clipping(
         clip = privacy.clip
     if clip is None or isinstance(clip, Clipping):
         return clip
-    return with_counts(clip) if isinstance(method, Broadcasting) else Clipping(float(clip))
+    if isinstance(method, Broadcasting):
+        return with_counts(float(clip), constraint, schema)
+    return Clipping(float(clip))
 
 
 def check_settings(

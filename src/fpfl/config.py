@@ -273,7 +273,8 @@ def _completed(config: Config, data: FederatedDataset, keep: RunFolder | None) -
     if not t.suggested or p is None:
         return config
     if "clip" not in p.model_fields_set:
-        clipping = suggested_clipping(_public(data.schema, t.samples_per_user))
+        schema = _public(data.schema, t.samples_per_user)
+        clipping = suggested_clipping(schema, make_constraint(config, schema))
         p = p.model_copy(update={"clip": ClipConfig(**asdict(clipping))})
     if "learning_rate" not in t.model_fields_set:
         rate = _kept_learning_rate(keep) or _learning_rate(t, p, data.population)

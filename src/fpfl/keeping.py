@@ -24,7 +24,7 @@ from fpfl.privacy.ledger import RunLedger
 from fpfl.privacy.population import PopulationLedger
 from fpfl.server.journal import Journal, Past, begin_state, check_charges, read_past
 from fpfl.server.ranks import Ranks
-from fpfl.server.state import ServerState
+from fpfl.server.state import CLASSES, ServerState
 from fpfl.server.withdrawals import WITHDRAWALS, read_withdrawals
 from fpfl.store.files import explained, sync_folder, write_whole
 from fpfl.store.locks import held
@@ -63,6 +63,12 @@ def opened(folder: RunFolder, begun: Begun, state: ServerState, ranks: Ranks) ->
 
     The first process writes. The others read what it has begun or found.
     """
+    kind = type(state.method)
+    if CLASSES.get(kind.__name__) is not kind:
+        raise ValueError(
+            f"a run folder cannot keep the method's state, a {kind.__name__}; train without a "
+            f"folder, or use one of fpfl's own: {', '.join(sorted(CLASSES))}"
+        )
     if not ranks.first:
         ranks.numbers_from_first([0])
         past = read_past(folder.path, begun.simulation, begun.cap)

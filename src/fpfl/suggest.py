@@ -1,13 +1,14 @@
 r"""Settings for `OneGradient` by rule, from public quantities alone.
 
-    C = 1.5 n̄,    C_s = 1,    shares 0.70 / 0.25 / 0.05 (gradient, counts, selection),
+    C = 1.5 n̄,    C_s = j,    shares 0.70 / 0.25 / 0.05 (gradient, counts, selection),
     T = 1,000,     η = min(0.2, 0.3 m/(s √T)),    s = C σ/√0.70,
 
 with n̄ the schema's declared number of samples per user (at least 1), m the expected cohort, σ the
 noise multiplier and so s the noise on every number of the summed gradient. With loss gradients
 divided by m, noise adds up to η s √T/m in every parameter over a run, and the rule for η keeps
-that at 0.3 at most. One count per user (C_s = 1) has the least noise for what it counts: a
-user with several relevant samples counts as their mean, a user with fewer than that loses nothing.
+that at 0.3 at most. C_s is one sample: j = 1 where groups partition the samples, otherwise a sample
+counts once for each attribute or intersection that groups are made by, and once for the whole. That
+has the least noise for what it counts: a user with several relevant samples counts as their mean.
 
 The numbers were chosen on Adult's training users, a quarter of whom were held out, for the false
 negative rate by sex, with both of the paper's networks, ε from 0.1 to 2 and cohorts of 200 and
@@ -19,10 +20,11 @@ few thousand parameters; for others they are a place to start from.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from fpfl.data.schema import Schema
+from fpfl.fairness.constraints import Constraint
 from fpfl.methods import OneGradient
 from fpfl.privacy.settings import Clipping, Privacy
 
@@ -56,16 +58,31 @@ class Suggestion:
         }
 
 
-def suggested_clipping(schema: Schema) -> Clipping:
-    """C, C_s and the split of the budget, by the module's rules."""
-    return with_counts(CLIP * max(1.0, schema.samples_per_user or 1.0))
+def suggested_clipping(
+    schema: Schema, constraint: Constraint | None = None, samples: float | None = None
+) -> Clipping:
+    """C, C_s and the split of the budget, by the module's rules.
+
+    ``samples`` is n̄ where it is not the schema's ``samples_per_user``, for example where a user's
+    samples are limited.
+    """
+    found = schema.samples_per_user if samples is None else samples
+    if found is None:
+        raise ValueError(
+            "the rule for C needs the number of samples that a user is expected to have; declare "
+            "samples_per_user in the schema, or give Clipping(...) yourself"
+        )
+    return with_counts(CLIP * max(1.0, found), constraint, schema)
 
 
-def with_counts(bound: float) -> Clipping:
+def with_counts(bound: float, constraint: Constraint | None, schema: Schema) -> Clipping:
     """A bound for the gradient, and the counts in a block of their own."""
+    times = 1
+    if constraint is not None and not constraint.bind(schema.attributes).partition:
+        times = 1 + len(constraint.by or schema.attributes)
     return Clipping(
         bound,
-        counts=COUNTS,
+        counts=COUNTS * times,
         counts_share=COUNTS_SHARE,
         selection_share=SELECTION_SHARE,
     )
@@ -82,6 +99,7 @@ def suggested_learning_rate(
 
 def suggest(
     schema: Schema,
+    constraint: Constraint | None = None,
     *,
     population: int,
     cohort: int,
@@ -95,8 +113,8 @@ def suggest(
 
     Parameters
     ----------
-    schema
-        Its declared ``samples_per_user`` is used, and nothing else.
+    schema, constraint
+        The declared ``samples_per_user``, and how many groups a sample is in, are used.
     population, cohort
         K and m.
     epsilon, noise_multiplier, delta
@@ -106,17 +124,18 @@ def suggest(
     privacy
         Anything else that `Privacy` takes, but ``clip``.
     """
-    clipping = suggested_clipping(schema)
+    if "clip" in privacy:
+        raise ValueError("clip was given to suggest, whose rule it is; give it to Privacy instead")
+    clipping = suggested_clipping(schema, constraint)
     asked = Privacy(
         epsilon=epsilon, noise_multiplier=noise_multiplier, delta=delta, clip=clipping, **privacy
     )
     blocks = clipping.blocks(constrained=True, selection=True)
     plan = asked.plan(population=population, cohort=cohort, rounds=rounds, blocks=blocks)
-    found = replace(asked, epsilon=None, noise_multiplier=plan.noise_multiplier)
     return Suggestion(
         cohort=cohort,
         rounds=rounds,
         learning_rate=suggested_learning_rate(clipping, plan.noise_multiplier, cohort, rounds),
         method=OneGradient(),
-        privacy=found if epsilon is None else asked,
+        privacy=asked,
     )

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fpfl.arguments import (
+    check_broadcasting,
     check_settings,
     check_types,
     check_words,
@@ -121,7 +122,8 @@ def train(
         guarantee against anyone who has the seed.
     memory
         Bytes that a chunk of users may take while it is computed; by default 512 MiB, and 8 GiB
-        on a GPU. Cohorts that need more are computed in several chunks.
+        on a GPU. Cohorts that need more are computed in several chunks. With local steps a single
+        user whose samples take more is computed all the same.
     precision
         ``"float32"``: as the model is. ``"tf32"`` and ``"bf16"``: faster and coarser products on
         hardware that has them; norms, clipping and sums stay as they are.
@@ -142,9 +144,10 @@ def train(
     check_types(constraint, method, privacy, optimizer, local)
     flat, data = prepared(model, data, device)
     method = chosen_method(method, constraint)
+    check_broadcasting(method)
     one_gradient = isinstance(method, Broadcasting)
     selection = selection or ("average" if one_gradient else "best")
-    clipping = chosen_clipping(privacy, clip, method)
+    clipping = chosen_clipping(privacy, clip, method, constraint, data.schema)
     check_settings(
         data, constraint, cohort, rounds, samples_per_user, learning_rate,
         # A real private run says nothing about its data but through noise.

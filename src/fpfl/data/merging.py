@@ -30,7 +30,14 @@ def merge_values(
     """
     column, old = _column(data, attribute)
     target = {value: value for value in old.values}
+    named: list[str] = []
     for new, values in into.items():
+        if isinstance(values, str):
+            raise ValueError(f"{new!r} is made of {values!r}; give a list of values")
+        twice = [value for value in values if value in named]
+        if twice:
+            raise ValueError(f"{twice} would become two values of {attribute!r}; name each once")
+        named += values
         strange = [value for value in values if value not in target]
         if strange:
             raise ValueError(f"{attribute!r} has no value {strange}; it has {list(old.values)}")

@@ -51,7 +51,8 @@ class SeparateGradients:
 def with_loss(rate: Rate, classes: int = 2) -> Rate:
     """The same rate with e(y) ℓ for its stand-in, as OneGradient has it."""
     slopes = rate.loss_slopes(classes)
-    assert slopes is not None  # every rate of classes has some
+    if slopes is None:
+        raise ValueError(f"the rate {rate.name!r} does not move with the loss")
     moves = slopes
 
     def standin(scores: Tensor, labels: Tensor) -> Tensor:
@@ -84,7 +85,7 @@ def _method(**values: Any) -> Callable[[Settings], Settings]:
 
 
 def _unsteady(settings: Settings) -> Settings:
-    method = replace(settings["method"], ratchet=True, memory=0.0)
+    method = replace(settings["method"], ratchet=True, tolerance=None, memory=0.0)
     return {"method": method, "selection": "best", "selection_window": 10}
 
 
@@ -98,7 +99,7 @@ CHANGES: dict[str, Callable[[Settings], Settings]] = {
     "joint": _clipping(counts=None),
     "rate": _method(standin="rate", low=0.0, high=1e6),
     "unsteady": _unsteady,
-    "ratchet": _method(ratchet=True),
+    "ratchet": _method(ratchet=True, tolerance=None),
     "no-averages": _method(memory=0.0),
     "last": lambda settings: {"selection": "last"},
     "fixed": _fixed,

@@ -67,15 +67,20 @@ class Rate:
 
         Errors add to the loss, so e(y) = f(p, y) − f(y, y) for the wrong class p that moves f the
         most: 1 where f counts errors, −1 where it counts hits, and for a selection rate −1 where
-        the label is the selected one and 1 elsewhere. None where f does not move with the loss.
+        the label is the selected one and 1 elsewhere. None where f does not move with the loss:
+        errors move it both ways for some label in d'.
         """
         if classes is None:
             return None if self.loss_slope is None else torch.tensor([self.loss_slope])
         labels = torch.arange(classes)
-        predicted, actual = torch.meshgrid(labels, labels, indexing="ij")
-        f = self.evaluate(predicted.flatten(), actual.flatten()).reshape(classes, classes)
-        moves = f - f.diagonal()
-        return moves.gather(0, moves.abs().argmax(dim=0, keepdim=True)).squeeze(0)
+        slopes = torch.zeros(classes)
+        for y in labels[self.condition(labels)].tolist():
+            f = self.evaluate(labels, torch.full_like(labels, y))
+            moves = f - f[y]
+            if bool((moves > 0).any()) and bool((moves < 0).any()):
+                return None
+            slopes[y] = moves[moves.abs().argmax()]
+        return slopes
 
     def evaluate(self, predictions: Tensor, labels: Tensor) -> Tensor:
         """f on every sample, kept in [0, 1] so that one sample's count is bounded."""

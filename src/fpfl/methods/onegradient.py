@@ -137,8 +137,8 @@ class OneGradient:
         What is differentiated for a rate: ``"loss"``, or the rate's own stand-in (``"rate"``), with
         which training can run into models that are equally wrong about everybody.
     ratchet
-        Multipliers that only grow, up to what samples can give, and act outside the tolerance
-        alone, as MMDM's do: to compare with.
+        Multipliers that only grow and act outside the tolerance alone, as MMDM's do: to compare
+        with. With a tolerance of 0 they never rest.
     """
 
     damping: float = 2.0
@@ -174,17 +174,15 @@ class OneGradient:
         self, state: MethodState, totals: Totals, tolerance: float
     ) -> tuple[AveragedState, Tensor]:
         """Average the counts, move the multipliers, and follow the one gradient there is."""
-        assert isinstance(state, AveragedState)  # it began with one
-        state = state.with_round(totals, self.memory)
+        state = _averaged(state).with_round(totals, self.memory)
         rate = self.rate * self._pace(state)
-        multipliers = self._multipliers(state, rate, self._alpha(tolerance))
-        multipliers = self._given(multipliers, state, totals.normaliser)
+        multipliers = self._multipliers(state, rate, self._alpha(tolerance), totals.normaliser)
         direction = totals.loss_gradient / totals.normaliser
         return replace(state, multipliers=multipliers), direction
 
     def weights(self, state: MethodState, normaliser: float, tolerance: float) -> Weights:
         """N β, from the averages and multipliers of the rounds so far."""
-        assert isinstance(state, AveragedState)
+        state = _averaged(state)
         kappa, n = self.kappa(state, normaliser, tolerance), state.counts()
         return Weights(
             groups=-normaliser * kappa / n[:, :-1],
@@ -204,12 +202,17 @@ class OneGradient:
         kappa = self._given(kappa, state, normaliser)
         return torch.where(difference.isnan(), torch.zeros_like(kappa), kappa)
 
-    def _multipliers(self, state: AveragedState, rate: Tensor, alpha: float) -> Tensor:
-        """λ as a round moves it; where the counts say nothing it stays as it is."""
+    def _multipliers(
+        self, state: AveragedState, rate: Tensor, alpha: float, normaliser: float
+    ) -> Tensor:
+        """λ after a round; where the counts say nothing it stays as it is."""
         old, difference = state.multipliers, state.differences()
         if self.ratchet:
-            return old + rate * _soft(difference, alpha).abs().nan_to_num(nan=0.0)
-        moved = _soft(old + rate * difference, rate * alpha)
+            moved = old + rate * _soft(difference, alpha).abs()
+            moved = torch.maximum(self._given(moved, state, normaliser), old)
+        else:
+            moved = _soft(old + rate * difference, rate * alpha)
+            moved = self._given(moved, state, normaliser)
         return torch.where(difference.isnan(), old, moved)
 
     def _pace(self, state: AveragedState) -> Tensor:
@@ -227,6 +230,14 @@ class OneGradient:
 
     def _alpha(self, tolerance: float) -> float:
         return tolerance if self.tolerance is None else self.tolerance
+
+
+def _averaged(state: MethodState) -> AveragedState:
+    if not isinstance(state, AveragedState):
+        raise ValueError(
+            f"OneGradient was given a {type(state).__name__}; begin with OneGradient.begin(...)"
+        )
+    return state
 
 
 def _soft(x: Tensor, threshold: Tensor | float) -> Tensor:

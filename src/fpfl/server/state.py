@@ -44,7 +44,9 @@ def moved(state: T, device: torch.device) -> T:
     """The same state with its tensors on a device."""
     tensors: list[Tensor] = []
     tree = encode(state, tensors)
-    there: T = decode(tree, [tensor.to(device) for tensor in tensors], CLASSES)
+    # A method's own state may be of a class that no checkpoint knows.
+    known = CLASSES | {type(state).__name__: type(state)}
+    there: T = decode(tree, [tensor.to(device) for tensor in tensors], known)
     return there
 
 

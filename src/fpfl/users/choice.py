@@ -199,7 +199,7 @@ class Costs:
         return cls(
             row_bytes=row_bytes,
             # Its gradients; and added up by user, or without those that are not finite.
-            cell_bytes=(3 if objective.rates else 2) * objective.count * w.nbytes,
+            cell_bytes=way.copies * objective.count * w.nbytes,
             # Both sides in double precision, of the widest layer.
             pair_bytes=16.0 * widest,
             bucket_rows=way.launches * layers * LAUNCH / row_seconds,

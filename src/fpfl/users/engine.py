@@ -30,7 +30,7 @@ from fpfl.users.flat import FlatModel
 from fpfl.users.layers import LayerError
 from fpfl.users.layout import Basis, Form, Layout
 from fpfl.users.local import FederatedAveraging, LocalPass
-from fpfl.users.packing import Ints
+from fpfl.users.packing import Batch, Ints
 from fpfl.users.passes import LayerPass, Objective, Pass, VmapPass
 from fpfl.users.precision import Precision, computing
 from fpfl.users.reading import Chunk, Reader
@@ -89,6 +89,8 @@ class CohortEngine:
 
     def __post_init__(self) -> None:
         constraint = self.constraint
+        if self.standin not in ("loss", "rate"):
+            raise ValueError(f"standin is {self.standin!r}; expected 'loss' or 'rate'")
         if self.local is not None and constraint is not None and self.form == "paper":
             raise ValueError(
                 "the paper's form sends gradients at the broadcast model, so it has no local "
@@ -164,9 +166,13 @@ class CohortEngine:
     def _compute(self, w: Tensor, chunk: Chunk, weights: Weights | None) -> UserRows:
         if chunk.factored and not isinstance(self._pass, LayerPass):
             chunk = self._reader.repacked(chunk)  # read before layers were given up
-        self._make_ready(w, chunk)
+        batch, member = chunk.batch, chunk.member
+        if self._whole:  # before the precision is lowered: weights are exact
+            weights = weights or Weights.nothing(member.shape[1], len(self._rates), w)
+            batch = self._weighting.weighted(batch, member, weights)
+        self._make_ready(w, batch)
         with computing(self.precision, w.device), _seeded(chunk.seed, active=self.stochastic):
-            gradients, output = self._gradients(w, chunk, weights)
+            gradients, output = self._gradients(w, chunk, batch)
             if self.stochastic:
                 # The counts are of the model that is released, which drops nothing out.
                 output = self._evaluated(w, chunk.batch.features)
@@ -203,14 +209,14 @@ class CohortEngine:
         losses = self.standin == "loss"
         return Weighting.of(self._rates, self.data.schema, self.model.vector(), losses=losses)
 
-    def _make_ready(self, w: Tensor, chunk: Chunk) -> None:
+    def _make_ready(self, w: Tensor, batch: Batch) -> None:
         """Check the pass once more before its first use on real samples, and give it graphs."""
         if "_ready" in self.__dict__:
             return
         way = self._pass
         if isinstance(way, LayerPass):
             with computing("float32", w.device):  # rounding is not what is looked for
-                in_order = way.in_order(w, chunk.batch)
+                in_order = way.in_order(w, batch)
             if not in_order:
                 raise LayerError("the model mixes the order of samples")
             if not self.stochastic:
@@ -252,14 +258,9 @@ class CohortEngine:
             pieces=self.local is None,
         )
 
-    def _gradients(
-        self, w: Tensor, chunk: Chunk, weights: Weights | None
-    ) -> tuple[Gradients, Tensor]:
-        batch, member = chunk.batch, chunk.member
-        if self._whole:
-            weights = weights or Weights.nothing(member.shape[1], len(self._rates), w)
-            batch = self._weighting.weighted(batch, member, weights)
-            member = member[:, :0]
+    def _gradients(self, w: Tensor, chunk: Chunk, batch: Batch) -> tuple[Gradients, Tensor]:
+        """The gradients of a chunk's users, for its batch with or without weights."""
+        member = chunk.member[:, :0] if self._whole else chunk.member
         way = self._pass
         if chunk.factored and isinstance(way, LayerPass):
             factors, seeds, output = way.factors(w, batch)

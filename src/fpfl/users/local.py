@@ -57,6 +57,11 @@ class LocalPass(VmapPass):
         agree(model, objective, {}, dtype)  # says what is wrong with a model that vmap cannot do
         self.local = local
 
+    @property
+    def copies(self) -> int:
+        """See `Pass`: own parameters before and after a step, a gradient, its step, their sum."""
+        return 6
+
     def __call__(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """See `Pass`: mean_s G(w_s), and the outputs at the broadcast model."""
         updates: list[Tensor] = []
@@ -72,4 +77,7 @@ class LocalPass(VmapPass):
                 gradient, _ = self.bucket(own, batch, bucket)
                 total = total + gradient
             updates.append(total / self.local.steps)
-        return torch.cat(updates), torch.cat(outputs)
+        update = torch.cat(updates)
+        # Steps that ran away send nothing; the counts, at the broadcast model, still count.
+        away = ~update.isfinite().all(dim=2, keepdim=True)
+        return update.masked_fill(away, 0.0), torch.cat(outputs)

@@ -102,6 +102,11 @@ class Pass(Protocol):
     launches: float
     objective: Objective
 
+    @property
+    def copies(self) -> int:
+        """How many times a cell's gradients are in memory."""
+        ...
+
     def __call__(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Compute gradients and outputs."""
         ...
@@ -159,6 +164,11 @@ class VmapPass:
                 batch.conditions[:, rows].reshape(-1, *shape),
             )
         return gradients.detach(), output.detach().flatten(0, 1)
+
+    @property
+    def copies(self) -> int:
+        """See `Pass`: as they are; added up by user; and without those that are not finite."""
+        return 3 if self.objective.rates else 2
 
     def row_bytes(self, w: Tensor, row: Batch, activations: int) -> int:
         """See `Pass`."""
@@ -299,6 +309,11 @@ class LayerPass:
         for m, seed in enumerate(seeds):
             self._back(raw, seed, retain=m + 1 < len(seeds))
         return Recording(output, None, calls)
+
+    @property
+    def copies(self) -> int:
+        """See `Pass`: as they are; added up by user; and without those that are not finite."""
+        return 3 if self.objective.rates else 2
 
     def row_bytes(self, w: Tensor, row: Batch, activations: int) -> int:
         """See `Pass`."""
