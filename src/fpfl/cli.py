@@ -125,7 +125,9 @@ def privacy(
 
 @app.command()
 def reproduce(
-    table: Annotated[str, typer.Argument(help="adult-central or adult-federated.")],
+    table: Annotated[
+        str, typer.Argument(help="adult-central, adult-federated, adult-robust or adult-ablation.")
+    ],
     seeds: Annotated[int, typer.Option(help="How many seeds, from 0.")] = 1,
     rows: Annotated[
         str, typer.Option(help="Glob on model/algorithm/cohort/population, e.g. '*/FPFL/*'.")

@@ -11,10 +11,10 @@ counts once for each attribute or intersection that groups are made by, and once
 has the least noise for what it counts: a user with several relevant samples counts as their mean.
 
 The numbers were chosen on Adult's training users, a quarter of whom were held out, for the false
-negative rate by sex, with both of the paper's networks, ε from 0.1 to 2 and cohorts of 200 and
-1,000 (``docs/robust.md`` says what else was tried). Choosing them looked at data, which no ε
-covers; using them elsewhere does not. They suppose features of about unit variance and a model of a
-few thousand parameters; for others they are a place to start from.
+negative rate by sex, with both of the paper's networks (``docs/robust.md`` has alternatives).
+Choosing them looked at data, which no ε covers; using them elsewhere does not. They suppose
+features of about unit variance and a model of a few thousand parameters; for others they are a
+place to start from.
 """
 
 from __future__ import annotations

@@ -30,6 +30,9 @@ on as it is, shrinks with R_a itself:
 No group's multiplier may ask for more than its samples can give: |κ_a| N/n̄'_a ≤ high − 1, and the
 same for λ_a. Beyond that only the other side of the constraint would move, everybody's rate towards
 the group's: that way a small group whose rate answers slowly would make a model worse for all.
+
+(Where a regression's rate keeps its own stand-in, a tenth of N β is its weight:
+`fpfl.users.weighting` says why.)
 """
 
 from __future__ import annotations
