@@ -136,3 +136,43 @@ def test_what_users_send_is_at_most_forty_percent() -> None:
         if key[-1] == "FPFL-1G":
             paper = rows[*key[:-1], "FPFL"][0]["numbers_sent"]
             assert found[0]["numbers_sent"] <= 0.4 * paper
+
+
+HALVED = {
+    "sex x race": ("FNR",),
+    "sex x three races": ("FNR",),
+    "equalised odds": ("FNR", "FPR"),
+    "demographic parity": ("selection rate",),
+    "regression": ("mean prediction",),
+}
+
+
+@pytest.mark.parametrize("model", ["shallow", "deep"])
+@pytest.mark.parametrize("variant", HALVED)
+def test_other_constraints_have_at_most_half_the_gap(model, variant) -> None:
+    rows = runs_by("adult-ablation", "variant", "model", "algorithm")
+    for rate in HALVED[variant]:
+        plain, one = (
+            mean(run["rates"]["train"][rate]["gap"] for run in rows[variant, model, name])
+            for name in ("PFL", "FPFL-1G")
+        )
+        assert one <= 0.5 * plain
+
+
+@pytest.mark.parametrize("model", ["shallow", "deep"])
+def test_what_the_parts_are_for(model) -> None:
+    """What the page says of the ablation."""
+    rows = runs_by("adult-ablation", "variant", "model", "algorithm")
+    gap, accuracy = (
+        {key[0]: mean(run[field] for run in runs) for key, runs in rows.items()
+         if key[1:] == (model, "FPFL-1G") and key[0] != "regression"}
+        for field in ("train_gap", "train_accuracy")
+    )  # fmt: skip
+    without = {name.split(":")[0]: name for name in gap if name.startswith("without")}
+    for part in ("without 1", "without 2", "without 4", "without 4c", "without 5"):
+        assert gap[without[part]] > 1.3 * gap["whole"]
+    assert gap[without["without 2"]] == max(gap[name] for name in without.values())
+    assert accuracy[without["without 1"]] < accuracy["whole"]
+    assert gap[without["without 3"]] < 1.5 * gap["whole"]  # does as well
+    ends = accuracy["sex x three races, no end of multipliers"]
+    assert ends < accuracy["sex x three races"] - 0.005
