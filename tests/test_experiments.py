@@ -62,10 +62,12 @@ def test_the_tables_beyond_the_paper() -> None:
     plain = by_name["shallow/PFL/200/16280/ε=0.1"]
     assert (plain.method, plain.suggested) == (None, True)
     ablation = load_table("adult-ablation")
-    assert {r.change for r in ablation} == {"", *CHANGES}
+    lift = load_table("adult-lift")
+    assert {r.change for r in lift} == {"lift"}
+    assert {r.change for r in (*ablation, *lift)} == {"", *CHANGES}
     assert {r.constraint for r in ablation} == set(CONSTRAINTS)
     # Rows of the same name would be taken for one.
-    for rows in (robust, ablation):
+    for rows in (robust, ablation, lift):
         assert len({r.key for r in rows}) == len(rows)
 
 

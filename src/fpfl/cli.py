@@ -126,7 +126,7 @@ def privacy(
 @app.command()
 def reproduce(
     table: Annotated[
-        str, typer.Argument(help="adult-central, adult-federated, adult-robust or adult-ablation.")
+        str, typer.Argument(help="adult-central, -federated, -robust, -ablation or -lift.")
     ],
     seeds: Annotated[int, typer.Option(help="How many seeds, from 0.")] = 1,
     rows: Annotated[

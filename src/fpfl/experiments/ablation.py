@@ -106,5 +106,6 @@ CHANGES: dict[str, Callable[[Settings], Settings]] = {
     "two-counts": _clipping(counts=2.0),
     "alike": _method(spread=None),
     "wide": _method(high=1e6),
+    "lift": _method(low=1.0),
 }
 """What each change of the ablation table does."""

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from fpfl.models import DEEP, SHALLOW
 
-TABLES = ("adult-central", "adult-federated", "adult-robust", "adult-ablation")
+TABLES = ("adult-central", "adult-federated", "adult-robust", "adult-ablation", "adult-lift")
 
 NETWORKS = {"shallow": SHALLOW, "deep": DEEP}
 
