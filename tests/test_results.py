@@ -176,3 +176,26 @@ def test_what_the_parts_are_for(model) -> None:
     assert gap[without["without 3"]] < 1.5 * gap["whole"]  # does as well
     ends = accuracy["sex x three races, no end of multipliers"]
     assert ends < accuracy["sex x three races"] - 0.005
+
+
+@pytest.mark.parametrize("model", ["shallow", "deep"])
+def test_without_weighing_down_the_weakest_group_gains(model) -> None:
+    """What the page says of weights that only go up."""
+    robust = runs_by("adult-robust", "cohort", "variant", "model", "algorithm")
+    ablation = runs_by("adult-ablation", "variant", "model", "algorithm")
+    found = {key[0]: runs for key, runs in runs_by("adult-lift", "variant", "model").items()
+             if key[1] == model}  # fmt: skip
+    for variant, runs in found.items():
+        plain = robust.get((200, variant, model, "PFL")) or ablation[variant, model, "PFL"]
+        if "FNR" not in runs[0]["rates"]["train"]:
+            continue
+        lifted, before = (
+            mean(
+                max(v for g, v in run["rates"]["train"]["FNR"].items() if "=" in g) for run in some
+            )
+            for some in (runs, plain)
+        )
+        assert lifted < before
+    gaps = [mean(run["train_gap"] for run in some)
+            for some in (found["sex x race"], ablation["sex x race", model, "PFL"])]  # fmt: skip
+    assert gaps[0] < 0.5 * gaps[1]
