@@ -227,7 +227,7 @@ def test_a_canary_sends_what_its_score_expects(attack, clip, constraint, neighbo
 @pytest.mark.parametrize("neighbours", ["zero-out", "replace-one"])
 @pytest.mark.parametrize("local", [None, FederatedAveraging(3, 0.1)], ids=["", "local steps"])
 @pytest.mark.parametrize("groups", [2, 17])
-@pytest.mark.parametrize("clip", [1.5, SPLIT], ids=["joint", "split"])
+@pytest.mark.parametrize("clip", [Clipping(1.5), SPLIT, 1.5], ids=["joint", "split", "number"])
 def test_a_canary_of_one_gradient_sends_it_whatever_the_weights(
     clip, groups, local, neighbours
 ) -> None:
@@ -240,7 +240,7 @@ def test_a_canary_of_one_gradient_sends_it_whatever_the_weights(
     setup, coins = setting.setup, np.arange(8) % 2 == 0
     seen = released(setting.attack.scene(coins, setup), setting)
     assert (seen.multipliers != 0).any()
-    blocks = privacy.clipping.blocks(constrained=True, selection=True)
+    blocks = setup.clipping.blocks(constrained=True, selection=True)
     shares = {block.name: block.share for block in blocks}
     # ‖u‖² − ⟨u, u'⟩ of heads u and tails u', less half the norms' difference: opposite gradients,
     # counts in other places, or nothing at all.

@@ -42,8 +42,8 @@ ALLOWED = {
     },
     "suggest": {"data", "fairness", "methods", "privacy"},
     "audit": {
-        "data", "fairness", "methods", "models", "privacy", "server", "thirdparty", "train",
-        "users",
+        "data", "fairness", "methods", "models", "privacy", "server", "suggest", "thirdparty",
+        "train", "users",
     },
     "experiments": {
         "arguments", "data", "fairness", "methods", "models", "privacy", "report", "run", "server",

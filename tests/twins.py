@@ -116,13 +116,12 @@ def weighted_late(by_samples: bool) -> Twin:
     def broken(patch: pytest.MonkeyPatch) -> None:
         gradients = CohortEngine._gradients
 
-        def late(self: CohortEngine, w: Tensor, chunk: Any, weights: Any) -> tuple[Any, Tensor]:
-            computed, output = gradients(self, w, chunk, weights)
+        def late(self: CohortEngine, w: Tensor, chunk: Any, weighted: Any) -> tuple[Any, Tensor]:
+            computed, output = gradients(self, w, chunk, weighted)
             batch, users = chunk.batch, len(chunk.users)
-            weighted = self._weighting.weighted(batch, chunk.member, weights).real
             omega, number = (
                 torch.zeros(users).index_add_(0, batch.cell, each)
-                for each in (weighted, batch.real)
+                for each in (weighted.real, batch.real)
             )
             return WeightedLate(computed, number if by_samples else omega / number), output
 

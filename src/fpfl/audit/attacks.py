@@ -47,7 +47,7 @@ class GradientCanaries:
         """Heads: M e_i. Tails: −M e_i or nothing."""
         large, m = _large(setup), len(coins)
         groups = _own_groups(m, setup) if setup.one_gradient else np.tile(np.arange(m) % 2, (2, 1))
-        times = math.ceil(setup.privacy.clipping.counts or 1.0) if setup.one_gradient else 1
+        times = math.ceil(setup.clipping.counts or 1.0) if setup.one_gradient else 1
         users = [
             User(times, i, large if heads else -large, group=int(groups[0 if heads else 1, i]))
             if heads or setup.replaced
@@ -111,7 +111,7 @@ class HeavyUser:
             raise ValueError(
                 "there are no fairness counts without a constraint; use constraint=True"
             )
-        if self.block == CLIPPED and setup.privacy.clipping.clipped_share is None:
+        if self.block == CLIPPED and setup.clipping.clipped_share is None:
             raise ValueError("clipped users are not counted; use Clipping(clipped_share=...)")
         return 1
 
@@ -135,7 +135,7 @@ class HeavyUser:
         bound, noise = seen.bound_and_noise(self.block)
         if self.block == COUNTS:
             parts = [seen.v[:, places["F"]]]
-            if setup.privacy.clipping.counts is None:
+            if setup.clipping.counts is None:
                 # In the joint vector F and n' are equal, and share the bound.
                 parts.append(seen.v[:, places["n"]])
             norm = math.sqrt(len(parts))
@@ -270,7 +270,7 @@ ATTACKS: dict[str, Attack] = {
 
 def _large(setup: Setup) -> float:
     """M: so large that clipping leaves next to nothing of the joint vector's counts."""
-    return 1e4 * max(1.0, setup.privacy.clipping.bound)
+    return 1e4 * max(1.0, setup.clipping.bound)
 
 
 def _own_groups(canaries: int, setup: Setup) -> NDArray[np.int64]:
@@ -281,7 +281,7 @@ def _own_groups(canaries: int, setup: Setup) -> NDArray[np.int64]:
 def _apart(setup: Setup) -> bool:
     """Whether counts show every canary on its own."""
     needed = setup.canaries * (2 if setup.replaced else 1)
-    split = setup.privacy.clipping.counts is not None
+    split = setup.clipping.counts is not None
     return setup.one_gradient and split and setup.groups > needed
 
 

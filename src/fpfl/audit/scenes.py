@@ -14,9 +14,10 @@ from fpfl.data.federated import FederatedDataset
 from fpfl.data.schema import Attribute, Schema
 from fpfl.fairness.constraints import Constraint, fnr_parity
 from fpfl.methods import Broadcasting, Method
-from fpfl.privacy.settings import JOINT, Privacy
+from fpfl.privacy.settings import JOINT, Clipping, Privacy
 from fpfl.privacy.statement import PrivacyStatement
 from fpfl.server.round import OptimizerFactory
+from fpfl.suggest import with_counts
 from fpfl.users.engine import make_layout
 from fpfl.users.layout import Form
 
@@ -45,6 +46,14 @@ class Setup:
         return isinstance(self.method, Broadcasting)
 
     @property
+    def clipping(self) -> Clipping:
+        """The clip bounds that training will have; here groups partition the samples."""
+        clip = self.privacy.clip
+        if self.one_gradient and not isinstance(clip, Clipping):
+            return with_counts(float(clip), None, Schema((1,)))
+        return self.privacy.clipping
+
+    @property
     def attributes(self) -> tuple[Attribute, ...]:
         """What the schema declares: groups, where there is a constraint."""
         if not self.constraint:
@@ -54,7 +63,7 @@ class Setup:
     def places(self, parameters: int) -> dict[str, slice]:
         """Where the parts of v stand."""
         groups = self.constraint.bind(self.attributes) if self.constraint else None
-        clipping = self.privacy.clipping
+        clipping = self.clipping
         form: Form = "one-gradient" if self.one_gradient else "paper"
         layout = make_layout(parameters, self.constraint, groups, form=form)
         return replace(
