@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
+
+from fpfl.experiments.markdown import summarise, worst
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 
@@ -19,7 +21,6 @@ NAMES = {"sex x race": "FNR, sex × race (4 groups)",
          "equalised odds": "equalised odds, sex",
          "demographic parity": "demographic parity, sex",
          "regression": "mean prediction of hours, sex"}  # fmt: skip
-ERRORS = ("FNR", "FPR")
 
 
 def runs(table: str) -> list[Result]:
@@ -38,15 +39,7 @@ def by(results: Iterable[Result], *fields: str) -> Rows:
 
 def figure(values: Iterable[float]) -> str:
     """Mean ± standard deviation over seeds."""
-    known = list(values)
-    return f"{mean(known):.3f} ± {stdev(known):.3f}"
-
-
-def weakest(run: Result, rate: str, where: str) -> float:
-    """The rate of the group that is worst off."""
-    groups = [v for name, v in run["rates"][where][rate].items() if name not in ("overall", "gap")]
-    worst: float = max(groups) if rate in ERRORS else min(groups)
-    return worst
+    return summarise(list(values))
 
 
 def robust_table() -> str:
@@ -63,8 +56,8 @@ def robust_table() -> str:
             f"| {found[0]['noise_multiplier']:.3f} | {algorithm} "
             f"| {figure(run['accuracy'] for run in found)} | {figure(run['gap'] for run in found)} "
             f"| {figure(run['train_gap'] for run in found)} "
-            f"| {figure(weakest(run, 'FNR', 'test') for run in found)} "
-            f"| {figure(weakest(run, 'FNR', 'train') for run in found)} |"
+            f"| {figure(worst(run, 'FNR', 'test') for run in found)} "
+            f"| {figure(worst(run, 'FNR', 'train') for run in found)} |"
         )
     return "\n".join([*lines, "", source("adult-robust")]) + "\n"
 
@@ -80,9 +73,9 @@ def ablation_table() -> str:
     for (variant,), found in by(parts, "variant").items():
         models = by(found, "model")
         cells = [short(models[model,]) for model in ("shallow", "deep")]
-        worst = [mean(weakest(run, "FNR", "train") for run in models[model,])
+        rates = [mean(worst(run, "FNR", "train") for run in models[model,])
                  for model in ("shallow", "deep")]  # fmt: skip
-        lines.append(f"| {variant} | {' | '.join(cells)} | {worst[0]:.2f}, {worst[1]:.2f} |")
+        lines.append(f"| {variant} | {' | '.join(cells)} | {rates[0]:.2f}, {rates[1]:.2f} |")
     return "\n".join([*lines, "", source("adult-ablation")]) + "\n"
 
 
@@ -107,7 +100,7 @@ def constraints_table() -> str:
                 f"| {figure(run['rates']['test'][rate]['gap'] for run in found)} "
                 f"| {figure(run['rates']['train'][rate]['gap'] for run in found)} "
                 f"| {train / plain:.2f} "
-                f"| {mean(weakest(run, rate, 'train') for run in found):.3f} |"
+                f"| {mean(worst(run, rate, 'train') for run in found):.3f} |"
             )
     return "\n".join([*lines, "", source("adult-ablation")]) + "\n"
 
@@ -159,7 +152,7 @@ def lift_table() -> str:
             cells = [
                 f"{mean(run['accuracy'] for run in some):.3f}, "
                 f"{mean(run['rates']['train'][rate]['gap'] for run in some):.3f}, "
-                f"{mean(weakest(run, rate, 'train') for run in some):.3f}"
+                f"{mean(worst(run, rate, 'train') for run in some):.3f}"
                 for some in (*columns, found)
             ]
             name = NAMES.get(variant, f"FNR, sex, {variant}")

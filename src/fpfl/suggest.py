@@ -58,15 +58,9 @@ class Suggestion:
         }
 
 
-def suggested_clipping(
-    schema: Schema, constraint: Constraint | None = None, samples: float | None = None
-) -> Clipping:
-    """C, C_s and the split of the budget, by the module's rules.
-
-    ``samples`` is n̄ where it is not the schema's ``samples_per_user``, for example where a user's
-    samples are limited.
-    """
-    found = schema.samples_per_user if samples is None else samples
+def suggested_clipping(schema: Schema, constraint: Constraint | None = None) -> Clipping:
+    """C, C_s and the split of the budget, by the module's rules."""
+    found = schema.samples_per_user
     if found is None:
         raise ValueError(
             "the rule for C needs the number of samples that a user is expected to have; declare "

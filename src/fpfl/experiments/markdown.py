@@ -24,17 +24,22 @@ def summarise(values: Sequence[float | None]) -> str:
     return f"{mean(known):.3f}{spread}"
 
 
-def weakest(results: Sequence[dict[str, Any]], where: str = "train") -> dict[str, str]:
-    """Every constrained rate of the group that is worst off: mean ± standard deviation over seeds.
+def worst(result: dict[str, Any], rate: str, where: str) -> float:
+    """A rate of the group that is worst off in a run, on ``"test"`` or ``"train"``.
 
     The largest of the groups' values for errors, the smallest for everything else.
     """
+    values = result["rates"][where][rate].items()
+    groups: list[float] = [value for name, value in values if name not in ("overall", "gap")]
+    return max(groups) if rate in ERRORS else min(groups)
+
+
+def weakest(results: Sequence[dict[str, Any]], where: str = "train") -> dict[str, str]:
+    """Every constrained rate of the group that is worst off: mean ± standard deviation."""
     found: dict[str, list[float | None]] = {}
     for result in results:
-        for rate, values in result["rates"][where].items():
-            groups = [v for name, v in values.items() if name not in ("overall", "gap")]
-            worst = max if rate in ERRORS else min
-            found.setdefault(rate, []).append(worst(groups))
+        for rate in result["rates"][where]:
+            found.setdefault(rate, []).append(worst(result, rate, where))
     return {rate: summarise(values) for rate, values in found.items()}
 
 

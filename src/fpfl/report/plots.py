@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Curves = Mapping[str, Sequence[tuple[int, float]]]
 """For every line's name: (round, value) points."""
@@ -62,11 +66,7 @@ def plot_groups(
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel(rate)
     axes[0].legend(loc="lower left", frameon=False, fontsize=9)
-    if note:
-        figure.supxlabel(note, fontsize=8.5, color="#444444")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    return path
+    return _written(figure, note, path)
 
 
 Points = Mapping[str, Sequence[tuple[float, float, float]]]
@@ -115,6 +115,11 @@ def plot_against_epsilon(
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].legend(loc="lower right", frameon=False, fontsize=9)
+    return _written(figure, note, path)
+
+
+def _written(figure: Figure, note: str, path: Path) -> Path:
+    """Write a picture, with a line under it."""
     if note:
         figure.supxlabel(note, fontsize=8.5, color="#444444")
     path.parent.mkdir(parents=True, exist_ok=True)
