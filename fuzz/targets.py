@@ -17,6 +17,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,10 @@ from torch import Tensor
 
 from fpfl import Attribute, FederatedDataset, Schema
 from fpfl.config import Config, load_config, load_data
+from fpfl.data.femnist.compact import CompactSource
+from fpfl.data.femnist.leaf import LeafSource
+from fpfl.data.femnist.source import Part, Source
+from fpfl.data.femnist.tff import TffSource
 from fpfl.data.files import open_population
 from fpfl.fairness.weights import Weights
 from fpfl.methods import MMDM, Broadcasting, Method, OneGradient, Tran, Unconstrained
@@ -350,6 +355,102 @@ def npz(folder: Path, data: bytes) -> None:
         read.subset(np.arange(read.population))
 
 
+# --- handwritten digits -------------------------------------------------------------------------
+
+DIGITS: dict[str, np.ndarray[Any, Any]] = {
+    "label": np.array([3, 7], dtype=np.uint8),
+    "user": np.array([1, 0], dtype=np.int32),
+    "test": np.array([False, True]),
+    "name": np.array(["anna", "bo"]),
+    "title": np.array("made-up digits"),
+    "pixels": np.arange(2 * 784).reshape(2, 28, 28).astype(np.uint8),
+}
+
+
+def read_all(source: Source) -> None:
+    """Go through a file as a training does; what comes must be digits."""
+    names = set(source.names())
+    parts: tuple[Part, ...] = ("train", "test")
+    for part in parts:
+        for writer in source.read(part):
+            n = len(writer.labels)
+            assert writer.name in names
+            assert n > 0
+            assert writer.pixels.shape == (n, 28, 28)
+            assert writer.pixels.dtype == writer.labels.dtype == np.uint8
+            assert writer.labels.max() < 10
+
+
+def compact_seeds(folder: Path) -> Iterator[bytes]:
+    for drop in ((), ("name", "title")):
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **{k: v for k, v in DIGITS.items() if k not in drop})
+        yield b"\xff" + buffer.getvalue()
+    for number, column in enumerate(DIGITS.values()):
+        buffer = io.BytesIO()
+        np.save(buffer, column)
+        yield bytes([number]) + buffer.getvalue()
+
+
+def compact(folder: Path, data: bytes) -> None:
+    path = folder / "digits.npz"
+    if data[:1] < b"\x80":  # one of the arrays, in a zip archive that is in order
+        with zipfile.ZipFile(path, "w") as archive:
+            for number, (name, column) in enumerate(DIGITS.items()):
+                buffer = io.BytesIO()
+                np.save(buffer, column)
+                chosen = data[:1] and data[0] % len(DIGITS) == number
+                archive.writestr(f"{name}.npy", data[1:] if chosen else buffer.getvalue())
+    else:
+        path.write_bytes(data[1:])
+    with refusing(path):
+        read_all(CompactSource(path))
+
+
+LEAF_HEAD = '{"users": ["anna"], "num_samples": [2], "user_data": '
+
+
+def leaf_seeds(folder: Path) -> Iterator[bytes]:
+    one = {"x": [[1] * 783 + [0.5], [0] * 784], "y": [3, 61]}
+    data = json.dumps({"anna": one}, separators=(",", ":"))
+    yield f"{LEAF_HEAD}{data}}}".encode()
+    yield f'{{"user_data":{data},"num_samples":[2],"users":["anna"]}}'.encode()
+    yield f'{LEAF_HEAD}{{"anna": {{"x": [[], []], "y": [11, 12]}}}}}}'.encode()
+    yield b'{"users": [], "num_samples": [], "user_data": {}}'
+
+
+def leaf(folder: Path, data: bytes) -> None:
+    path = folder / "train" / "some.json"
+    for part in ("train", "test"):
+        (folder / part).mkdir(exist_ok=True)
+    path.write_bytes(data)
+    other = folder / "test" / "other.json"
+    other.write_text('{"users": [], "num_samples": [], "user_data": {}}')
+    with refusing(path):
+        read_all(LeafSource(folder))
+
+
+def tff_seeds(folder: Path) -> Iterator[bytes]:
+    import h5py
+
+    path = folder / "seed.h5"
+    images = np.ones((1, 28, 28), dtype=np.float32)
+    for names, packed in ((("anna", "bo"), "gzip"), (("anna",), None)):
+        with h5py.File(path, "w", libver="latest") as file:
+            for name in names:
+                group = file.create_group(f"examples/{name}")
+                group.create_dataset("pixels", data=images, compression=packed)
+                group["label"] = np.array([3], dtype=np.int32)
+        yield path.read_bytes()
+
+
+def tff(folder: Path, data: bytes) -> None:
+    path = folder / "digits.h5"
+    path.write_bytes(data)
+    with refusing(path):
+        read_all(TffSource(path, path, "made-up digits"))
+
+
 # --- withdrawals --------------------------------------------------------------------------------
 
 
@@ -490,7 +591,13 @@ TARGETS = {
     "population": Target(population_seeds, population),
     "schema": Target(schema_seeds, schema),
     "npz": Target(npz_seeds, npz),
+    "compact": Target(compact_seeds, compact),
+    "leaf": Target(leaf_seeds, leaf),
+    "tff": Target(tff_seeds, tff),
     "withdrawals": Target(withdrawals_seeds, withdrawals),
     "clipping": Target(numbers_seeds, clipping),
     "round": Target(numbers_seeds, rounds),
 }
+for _name, _module in (("leaf", "ijson"), ("tff", "h5py")):
+    if find_spec(_module) is None:  # of an extra, which a check need not have installed
+        del TARGETS[_name]

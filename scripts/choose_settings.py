@@ -64,7 +64,9 @@ def one(job: tuple[str, int, float, str, int, float]) -> dict[str, Any]:
     clip = suggested_clipping(people.schema)
     clip = replace(clip, **{k: changes.pop(k) for k in list(changes) if hasattr(clip, k)})
     rate = changes.pop("learning_rate", None)
-    rate = rate or suggested_learning_rate(clip, noise, cohort, rounds)
+    rate = rate or suggested_learning_rate(
+        clip, noise, cohort, rounds, people.schema.samples_per_user
+    )
     m = round(cohort * training.population / USERS)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import click
 import typer
 
-from fpfl import __version__
+from fpfl import __version__, cli_data
 from fpfl import cli_runs as runs
 from fpfl.privacy.rules import BudgetExhaustedError
 
@@ -27,6 +27,7 @@ app = typer.Typer(
 )
 
 runs.add_commands(app)
+app.add_typer(cli_data.app, name="data")
 
 
 def main() -> None:
@@ -126,7 +127,7 @@ def privacy(
 @app.command()
 def reproduce(
     table: Annotated[
-        str, typer.Argument(help="adult-central, -federated, -robust, -ablation or -lift.")
+        str, typer.Argument(help="adult-central, -federated, -robust, -ablation, -lift; femnist.")
     ],
     seeds: Annotated[int, typer.Option(help="How many seeds, from 0.")] = 1,
     rows: Annotated[
@@ -135,12 +136,27 @@ def reproduce(
     out: Annotated[Path | None, typer.Option(help="Folder for results.json, table.md.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print results as JSON.")] = False,
     convention: Annotated[str, typer.Option(help="poisson, replace-one or paper.")] = "poisson",
-    noise_multiplier: Annotated[float | None, typer.Option(help="σ, instead of ε.")] = None,
+    noise_multiplier: Annotated[
+        list[str] | None,
+        typer.Option(help="σ instead of ε, for all rows; or PATTERN=σ, as often as needed."),
+    ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", help="KEY=VALUE for all rows, e.g. rounds=250.")
     ] = None,
     jobs: Annotated[int | None, typer.Option(help="Processes side by side.")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="For femnist: a path, femnist (cache or download), or digits (the default)."
+        ),
+    ] = None,
+    order: Annotated[
+        str, typer.Option(help="For femnist: who has which pen, lexicographic or seeded.")
+    ] = "lexicographic",
+    scale: Annotated[float | None, typer.Option(help="Of the rounds, 0 to 1.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    precision: Annotated[str, typer.Option(help="float32, tf32 or bf16.")] = "float32",
+    resume: Annotated[bool, typer.Option(help="Go on with the table in --out.")] = False,
 ) -> None:
     """Run a table of the paper and show it beside the paper's figures."""
     from fpfl.experiments.runner import run_table
@@ -153,9 +169,14 @@ def reproduce(
         as_json=as_json,
         jobs=jobs,
         convention=convention,
-        noise_multiplier=noise_multiplier,
+        noise_multiplier=noise_multiplier or [],
         overrides=overrides or [],
+        data=data,
+        order=order,
+        scale=scale,
         device=device,
+        precision=precision,
+        resume=resume,
         words=["fpfl", *sys.argv[1:]],
     )
     print(text)

@@ -277,7 +277,7 @@ def _completed(config: Config, data: FederatedDataset, keep: RunFolder | None) -
         clipping = suggested_clipping(schema, make_constraint(config, schema))
         p = p.model_copy(update={"clip": ClipConfig(**asdict(clipping))})
     if "learning_rate" not in t.model_fields_set:
-        rate = _kept_learning_rate(keep) or _learning_rate(t, p, data.population)
+        rate = _kept_learning_rate(keep) or _learning_rate(t, p, data)
         t = t.model_copy(update={"learning_rate": rate})
     method = config.method or MethodConfig(kind="one-gradient")
     return config.model_copy(update={"training": t, "privacy": p, "method": method})
@@ -295,15 +295,19 @@ def _public(schema: Schema, most: int | None) -> Schema:
     return replace(schema, samples_per_user=min(declared, most or declared))
 
 
-def _learning_rate(t: TrainingConfig, p: PrivacyConfig, population: int) -> float:
+def _learning_rate(t: TrainingConfig, p: PrivacyConfig, data: FederatedDataset) -> float:
     privacy = _privacy(p)
     assert privacy is not None  # there is a section
     clipping = privacy.clipping
     blocks = clipping.blocks(constrained=True, selection=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # training itself will say what there is to say
-        plan = privacy.plan(population=population, cohort=t.cohort, rounds=t.rounds, blocks=blocks)
-    return suggested_learning_rate(clipping, plan.noise_multiplier, t.cohort, t.rounds)
+        plan = privacy.plan(
+            population=data.population, cohort=t.cohort, rounds=t.rounds, blocks=blocks
+        )
+    declared = data.schema.samples_per_user
+    samples = declared and min(declared, t.samples_per_user or declared)
+    return suggested_learning_rate(clipping, plan.noise_multiplier, t.cohort, t.rounds, samples)
 
 
 def _kept_learning_rate(keep: RunFolder | None) -> float | None:

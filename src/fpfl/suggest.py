@@ -1,14 +1,15 @@
 r"""Settings for `OneGradient` by rule, from public quantities alone.
 
     C = 1.5 n̄,    C_s = j,    shares 0.70 / 0.25 / 0.05 (gradient, counts, selection),
-    T = 1,000,     η = min(0.2, 0.3 m/(s √T)),    s = C σ/√0.70,
+    T = 1,000,     η = min(0.2, 0.4/n̄, 0.3 m/(s √T)),    s = C σ/√0.70,
 
 with n̄ the schema's declared number of samples per user (at least 1), m the expected cohort, σ the
 noise multiplier and so s the noise on every number of the summed gradient. With loss gradients
 divided by m, noise adds up to η s √T/m in every parameter over a run, and the rule for η keeps
-that at 0.3 at most. C_s is one sample: j = 1 where groups partition the samples, otherwise a sample
-counts once for each attribute or intersection that groups are made by, and once for the whole. That
-has the least noise for what it counts: a user with several relevant samples counts as their mean.
+that at 0.3 at most; a user's gradient is a sum, and 0.4/n̄ keeps a step along its mean at 0.4. C_s
+is one sample: j = 1 where groups partition the samples, otherwise a sample counts once for each
+attribute or intersection that groups are made by, and once for the whole. That has the least noise
+for what it counts: a user with several relevant samples counts as their mean.
 
 The numbers were chosen on Adult's training users, a quarter of whom were held out, for the false
 negative rate by sex, with both of the paper's networks (``docs/robust.md`` has alternatives).
@@ -32,7 +33,7 @@ ROUNDS = 1000
 CLIP = 1.5
 COUNTS = 1.0
 COUNTS_SHARE, SELECTION_SHARE = 0.25, 0.05
-LEARNING_RATE = 0.2
+LEARNING_RATE, SAMPLE_RATE = 0.2, 0.4
 ACCUMULATED = 0.3
 """Noise that may add up in a parameter over a run."""
 
@@ -83,12 +84,13 @@ def with_counts(bound: float, constraint: Constraint | None, schema: Schema) -> 
 
 
 def suggested_learning_rate(
-    clipping: Clipping, noise_multiplier: float, cohort: int, rounds: int
+    clipping: Clipping, noise_multiplier: float, cohort: int, rounds: int, samples: float | None
 ) -> float:
-    """η, by the module's rule."""
+    """η, by the module's rule, with the samples that a user is declared to have (or 1)."""
     share = 1.0 - clipping.counts_share - clipping.selection_share - (clipping.clipped_share or 0.0)
     noise = clipping.bound * noise_multiplier / math.sqrt(share)
-    return min(LEARNING_RATE, ACCUMULATED * cohort / (noise * math.sqrt(rounds)))
+    accumulated = ACCUMULATED * cohort / (noise * math.sqrt(rounds))
+    return min(LEARNING_RATE, SAMPLE_RATE / max(1.0, samples or 1.0), accumulated)
 
 
 def suggest(
@@ -129,7 +131,9 @@ def suggest(
     return Suggestion(
         cohort=cohort,
         rounds=rounds,
-        learning_rate=suggested_learning_rate(clipping, plan.noise_multiplier, cohort, rounds),
+        learning_rate=suggested_learning_rate(
+            clipping, plan.noise_multiplier, cohort, rounds, schema.samples_per_user
+        ),
         method=OneGradient(),
         privacy=asked,
     )

@@ -22,12 +22,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=None, help="folder for the results")
     parser.add_argument("--json", action="store_true", dest="as_json", help="print JSON")
     parser.add_argument("--convention", default="poisson", help="poisson, replace-one or paper")
-    parser.add_argument("--noise-multiplier", type=float, default=None, help="σ, instead of ε")
+    parser.add_argument(
+        "--noise-multiplier", action="append", default=[],
+        help="σ instead of ε, for all rows; or PATTERN=σ, as often as needed",
+    )  # fmt: skip
     parser.add_argument(
         "--set", action="append", default=[], dest="overrides", help="KEY=VALUE for all rows"
     )
     parser.add_argument("--jobs", type=int, default=None, help="processes side by side")
+    parser.add_argument("--data", default=None, help="femnist: PATH, femnist or digits (default)")
+    parser.add_argument("--order", default="lexicographic", help="femnist: or seeded")
+    parser.add_argument("--scale", type=float, default=None, help="of the rounds")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", default="float32", help="float32, tf32 or bf16")
+    parser.add_argument("--resume", action="store_true", help="go on with the folder's table")
     words = sys.argv[1:] if arguments is None else arguments
     given = vars(parser.parse_args(words))
     try:

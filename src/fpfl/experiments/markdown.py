@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any
 
+from fpfl.data.femnist.unfair import GROUPS
+from fpfl.experiments.accounts import statement
 from fpfl.experiments.tables import Row
 from fpfl.privacy.statement import round_up
 
-GAPS = ("fnr_gap", "eo_gap", "demp_gap", "pp_gap")
+Results = Sequence[dict[str, Any]]
+
 ERRORS = ("FNR", "FPR", "squared error", "absolute error")
 """Rates of which more is worse."""
 
@@ -43,60 +47,131 @@ def weakest(results: Sequence[dict[str, Any]], where: str = "train") -> dict[str
     return {rate: summarise(values) for rate, values in found.items()}
 
 
-def markdown_table(
-    results: Sequence[dict[str, Any]], rows: Sequence[Row], about: dict[str, Any]
-) -> str:
+@dataclass(frozen=True)
+class Shape:
+    """How a task's tables look: what stands above them, and columns from (row, its results)."""
+
+    intro: str
+    columns: dict[str, Callable[[Row, Results], str]]
+
+
+def markdown_table(results: Results, rows: Sequence[Row], about: dict[str, Any]) -> str:
     """The table of a reproduction: every row's mean and spread, the paper's figure in brackets."""
-    seeds = sorted({result["seed"] for result in results})
+    shape = SHAPES[rows[0].task]
     lines = [
         f"# {results[0]['table']}",
         "",
-        f"Mean ± standard deviation over {len(seeds)} seed{'s' * (len(seeds) > 1)} "
-        f"({', '.join(map(str, seeds))}), the paper's single run in brackets. Accuracy and gaps "
-        "are of the test set; the training gap is the constrained rate's on the training "
-        "population, and the weakest group's own rate there stands beside it. Numerical features "
-        "are normalised with the training mean and variance, as in the paper: what reading those "
-        "costs (its ε₀) is in no figure here.",
+        f"Data: {results[0]['data']}. Mean ± standard deviation over seeds, the paper's single run "
+        f"in brackets. {shape.intro}",
         "",
         "Made by `{command}` on {date} ({hardware}; Python {python}, torch {torch}; "
         "{wall_seconds} s).".format(**about),
+        *("And by `{command}` on {date} ({hardware}; {wall_seconds} s).".format(**each)
+          for each in about.get("earlier", ())),
         "",
-        "| model | algorithm | m | variant | accuracy | FNR gap | training gap | weakest group "
-        "| EO gap | DemP gap | PP gap | convention | σ | ε | honest ε |",
-        "| --- " * 15 + "|",
-    ]
+        f"| {' | '.join(shape.columns)} |",
+        "| --- " * len(shape.columns) + "|",
+    ]  # fmt: skip
     for row in rows:
-        mine = [
-            r for r in results
-            if (r["model"], r["algorithm"], r["cohort"], r["variant"]) == row.key
-        ]  # fmt: skip
+        mine = [result for result in results if _key(result) == row.key]
         if mine:
-            lines.append(_line(row, mine))
-    statements = dict.fromkeys(r["statement"] for r in results if r.get("statement"))
-    for number, statement in enumerate(statements, start=1):
+            cells = [column(row, mine) for column in shape.columns.values()]
+            lines.append(f"| {' | '.join(cells)} |")
+    for number, said in enumerate(dict.fromkeys(filter(None, map(statement, results))), start=1):
         lines += ["", f"## Privacy statement {number}", ""]
-        lines += [f"- {line}" for line in statement.splitlines()]
+        lines += [f"- {line}" for line in said.splitlines()]
     return "\n".join(lines) + "\n"
 
 
-def _line(row: Row, mine: Sequence[dict[str, Any]]) -> str:
-    def cell(key: str) -> str:
+def _key(result: dict[str, Any]) -> tuple[Any, ...]:
+    names = ("model", "algorithm", "cohort", "accounted_population", "variant")
+    return tuple(result[name] for name in names)
+
+
+def _figure(key: str) -> Callable[[Row, Results], str]:
+    """Mean ± deviation of a figure, the paper's beside it."""
+
+    def column(row: Row, mine: Results) -> str:
         figure = summarise([r[key] for r in mine])
         return f"{figure} ({row.paper[key]:.3f})" if key in row.paper else figure
 
-    first = mine[0]
-    cells = [
-        row.model,
-        row.algorithm,
-        "–" if row.cohort is None else str(row.cohort),
-        row.variant or "–",
-        cell("accuracy"),
-        cell("fnr_gap"),
-        cell("train_gap"),
-        "; ".join(f"{rate} {value}" for rate, value in weakest(mine).items()),
-        *(cell(gap) for gap in GAPS[1:]),
-        first["convention"] or "–",
-        "–" if first["noise_multiplier"] is None else f"{first['noise_multiplier']:.3f}",
-        *("–" if first[e] is None else round_up(first[e]) for e in ("epsilon", "epsilon_honest")),
-    ]
-    return "| " + " | ".join(cells) + " |"
+    return column
+
+
+def _group(rate: str, group: str, where: str) -> Callable[[Row, Results], str]:
+    return lambda row, mine: summarise([r["rates"][where][rate][group] for r in mine])
+
+
+def _epsilon(key: str) -> Callable[[Row, Results], str]:
+    return lambda row, mine: "–" if mine[0][key] is None else round_up(mine[0][key])
+
+
+def _sigma(row: Row, mine: Results) -> str:
+    noise = mine[0]["noise_multiplier"]
+    return "–" if noise is None else f"{noise:.3f}"
+
+
+def _weakest(row: Row, mine: Results) -> str:
+    return "; ".join(f"{rate} {value}" for rate, value in weakest(mine).items())
+
+
+def _cohort(row: Row, mine: Results) -> str:
+    real = mine[0]["real_cohort"]
+    if row.cohort is None or real == row.cohort:
+        return str(row.cohort or "–")
+    return f"{row.cohort} (of {real})"
+
+
+_FIRST: dict[str, Callable[[Row, Results], str]] = {
+    "model": lambda row, mine: row.model,
+    "algorithm": lambda row, mine: row.algorithm,
+    "m": _cohort,
+    "variant": lambda row, mine: row.variant or "–",
+    "seeds": lambda row, mine: ", ".join(str(r["seed"]) for r in mine),
+    "accuracy": _figure("accuracy"),
+}
+_LAST: dict[str, Callable[[Row, Results], str]] = {
+    "convention": lambda row, mine: mine[0]["convention"] or "–",
+    "σ": _sigma,
+    "ε": _epsilon("epsilon"),
+    "honest ε": _epsilon("epsilon_honest"),
+}
+
+SHAPES = {
+    "adult": Shape(
+        "Accuracy and gaps are of the test set; the training gap is the constrained rate's on the "
+        "training population, and the weakest group's own rate there stands beside it. Numerical "
+        "features are normalised with the training mean and variance, as in the paper: what "
+        "reading those costs (its ε₀) is in no figure here.",
+        _FIRST
+        | {
+            "FNR gap": _figure("fnr_gap"),
+            "training gap": _figure("train_gap"),
+            "weakest group": _weakest,
+            "EO gap": _figure("eo_gap"),
+            "DemP gap": _figure("demp_gap"),
+            "PP gap": _figure("pp_gap"),
+        }
+        | _LAST,
+    ),
+    "femnist": Shape(
+        "Accuracy, its gap and every group's accuracy are of the writers' test digits; training "
+        "gap and training accuracies are of the digits that were trained on. ε is for the "
+        "population that the noise is calibrated for, the real ε for the users that it ran on.",
+        _FIRST
+        | {
+            "accuracy gap": _figure("gap"),
+            **{name: _group("accuracy", f"pen={name}", "test") for name in GROUPS},
+            "training accuracy": _figure("train_accuracy"),
+            "training gap": _figure("train_gap"),
+            "training chalk": _group("accuracy", f"pen={GROUPS[-1]}", "train"),
+            "T": lambda row, mine: str(mine[0]["rounds"]),
+            "calibrated for": lambda row, mine: f"{row.population:,}" if row.population else "–",
+        }
+        | _LAST
+        | {
+            "real ε": _epsilon("epsilon_real"),
+            "seconds": lambda row, mine: f"{max(r['training_seconds'] for r in mine):.0f}",
+        },
+    ),
+}

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import time
 import warnings
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Literal, get_args
+from dataclasses import replace
+from typing import Any, Literal, Protocol, get_args
 
-from fpfl.data.adult import RANGES, load_adult
+from torch import nn
+
 from fpfl.data.federated import FederatedDataset
-from fpfl.data.merging import merge_values
+from fpfl.experiments import adult, femnist
 from fpfl.experiments.ablation import changed
-from fpfl.experiments.tables import NETWORKS, Row
-from fpfl.fairness import rates
-from fpfl.fairness.constraints import (
-    Constraint,
-    demographic_parity,
-    equalized_odds,
-    fnr_parity,
-)
+from fpfl.experiments.options import Options
+from fpfl.experiments.tables import Row
+from fpfl.fairness.constraints import Constraint
 from fpfl.fairness.evaluation import Evaluation
 from fpfl.methods import MMDM, Method, OneGradient, Tran
-from fpfl.models import mlp
-from fpfl.privacy.plan import Convention, PrivacyWarning
+from fpfl.privacy.plan import PrivacyPlan, PrivacyWarning
 from fpfl.privacy.settings import Clipping, Privacy
 from fpfl.run import Run, evaluate_model
 from fpfl.server.selection import Rule
@@ -32,69 +26,66 @@ from fpfl.train import FpflWarning, train
 
 Result = dict[str, Any]
 
-STATEMENT = "statement"
-"""A private run's statement, for the table; it is not among the figures of results.json."""
 
-HOURS = RANGES["hours-per-week"]
+class Task(Protocol):
+    """What a table is about: a module with these functions."""
 
-CONSTRAINTS = {
-    "fnr": lambda alpha: fnr_parity("sex", tolerance=alpha),
-    "sex-race": lambda alpha: fnr_parity(("sex", "race"), tolerance=alpha),
-    "sex-races": lambda alpha: fnr_parity(("sex", "race"), tolerance=alpha),
-    "odds": lambda alpha: equalized_odds("sex", tolerance=alpha),
-    "selection": lambda alpha: demographic_parity("sex", tolerance=alpha),
-    "mean": lambda alpha: Constraint(
-        (rates.mean_prediction(HOURS),), ("sex",), alpha, "equal mean prediction", HOURS
-    ),
-}
-"""What a row measures, and enforces where it has a method, by α."""
+    def title(self, options: Options) -> str:
+        """What the data is called."""
+        ...
 
-KEPT = {"sex-race": ("White",), "sex-races": ("White", "Black")}
-"""Races that are not merged. With a declared smallest n'_a of 100 people of the training population
-all but White are, since black women with a positive label are 90; with one of 60, all but two."""
+    def users(self, row: Row, options: Options) -> int:
+        """K of a row."""
+        ...
 
+    def training(self, row: Row, seed: int, options: Options) -> FederatedDataset:
+        """The population to train on."""
+        ...
 
-@dataclass(frozen=True)
-class Options:
-    """What may be varied for a whole table, never for one row.
+    def testing(self, row: Row, options: Options) -> FederatedDataset:
+        """The test set."""
+        ...
 
-    ``noise_multiplier`` replaces calibration (where dp-accounting is not installed);
-    ``overrides`` (``key=value``) replace settings of all rows, for the alternatives in
-    docs/reproduction.md.
-    """
+    def constraint(self, row: Row) -> Constraint:
+        """What is measured, and enforced where the row has a method."""
+        ...
 
-    convention: Convention = "poisson"
-    noise_multiplier: float | None = None
-    overrides: tuple[str, ...] = ()
-    device: str = "cpu"
+    def network(self, row: Row, data: FederatedDataset, seed: int) -> nn.Module:
+        """The network, initialised by the seed."""
+        ...
 
 
-def population(row: Row) -> int:
-    """K of a row: users of mean size, or single samples when the row is central."""
-    return _population(row.mean_samples, row.constraint, 0).population
+TASKS: dict[str, Task] = {"adult": adult, "femnist": femnist}
+
+
+def row_name(row: Row, options: Options) -> str:
+    """What a pattern is matched with."""
+    return row.name(TASKS[row.task].users(row, options))
 
 
 def run_row(row: Row, seed: int, options: Options) -> Result:
     """Train one row with one seed and evaluate it on the test set and the training population."""
     start = time.perf_counter()
-    data = _population(row.mean_samples, row.constraint, seed)
-    constraint = CONSTRAINTS[row.constraint](row.tolerance)
+    task = TASKS[row.task]
+    data, constraint = task.training(row, seed, options), task.constraint(row)
+    loaded = time.perf_counter()
     run, sent = train_row(row, data, constraint, seed, options)
-    if run.stopped:
-        raise ValueError(f"{row.name(data.population)}, seed {seed}: {run.stopped}")
+    trained = time.perf_counter()
+    if run.stopped and not row.private:
+        raise ValueError(f"{row_name(row, options)}, seed {seed}: {run.stopped}")
     test, training = (
         evaluate_model(run.model, each, constraint=constraint, bootstrap=0)
-        for each in (_samples("test", row.constraint), data)
+        for each in (task.testing(row, options), data)
     )
-    statement = run.privacy.as_dict() if run.privacy else {}
     return {
         "table": row.table,
-        "data": "adult",
+        "data": task.title(options),
         "model": row.model,
         "algorithm": row.algorithm,
         "cohort": row.cohort,
         "variant": row.variant,
         "population": data.population,
+        "accounted_population": row.population,
         "rounds": row.rounds,
         "seed": seed,
         "accuracy": test.accuracy,
@@ -105,14 +96,28 @@ def run_row(row: Row, seed: int, options: Options) -> Result:
         "train_error": training.error,
         "train_gap": training.gaps["constraint"].value,
         "rates": {"test": _rates(test), "train": _rates(training)},
+        "stopped": run.stopped,
         "numbers_sent": sent,
-        "convention": statement.get("convention"),
-        "epsilon": statement.get("epsilon"),
-        "epsilon_honest": statement.get("epsilon_honest"),
-        "delta": statement.get("delta"),
-        "noise_multiplier": statement.get("noise_multiplier"),
+        "real_cohort": run.settings["cohort"],
+        **_privacy(run),
+        "device": options.device,
+        "precision": options.precision,
+        "training_seconds": round(trained - loaded, 2),
         "seconds": round(time.perf_counter() - start, 2),
-        STATEMENT: str(run.privacy) if run.privacy else None,
+    }
+
+
+def _privacy(run: Run) -> dict[str, Any]:
+    """What ε can be computed from, and the place where it will stand (`accounts`)."""
+    said = run.privacy
+    return {
+        "convention": said and said.convention,
+        "epsilon": None,
+        "epsilon_honest": None,
+        "epsilon_real": None,
+        "delta": said and said.delta,
+        "noise_multiplier": said and said.noise_multiplier,
+        "blocks": said and [[block.name, block.bound, block.share] for block in said.blocks],
     }
 
 
@@ -132,12 +137,11 @@ def train_row(
         warnings.simplefilter("ignore", PrivacyWarning)
         warnings.filterwarnings("ignore", "the noise drowns", FpflWarning)
         run = train(
-            mlp(data.schema.shape[0], NETWORKS[row.model], initial=row.initial, seed=seed).to(
-                options.device
-            ),
+            TASKS[row.task].network(row, data, seed).to(options.device),
             data,
             seed=seed,
             noise_seed=seed if row.private else None,
+            precision=options.precision,
             callbacks=[look],
             **settings,
         )
@@ -150,8 +154,9 @@ def _settings(
     """What ``fpfl.train`` is told."""
     clip: float | Clipping | None = row.clip
     if row.suggested:
-        clip = suggested_clipping(data.schema, constraint)
-    cohort = row.cohort or row.batch or 1
+        clip = _suggested(row, data, constraint)
+    # A small population is all there is of a cohort.
+    cohort = min(row.cohort or row.batch or 1, data.population)
     # The paper samples without replacement; only the poisson convention has it otherwise.
     poisson = options.convention == "poisson" and row.cohort is not None
     settings: dict[str, Any] = {
@@ -168,49 +173,55 @@ def _settings(
     }
     if row.private:
         assert clip is not None  # the table gives every private row one
+        given = options.noise_multiplier(row_name(row, options))
         settings["privacy"] = Privacy(
-            epsilon=row.epsilon if options.noise_multiplier is None else None,
-            noise_multiplier=options.noise_multiplier,
+            epsilon=row.epsilon if given is None else None,
+            noise_multiplier=given,
             clip=clip,
             delta=row.delta,
             convention=options.convention,
         )
     if row.change:
         settings |= changed(row.change, settings)
-    if row.suggested and row.private:
-        settings["learning_rate"] = _learning_rate(settings, data.population)
+    if row.private:
+        settings |= _with_noise(row, settings, data)
     return settings
 
 
-def _learning_rate(settings: dict[str, Any], users: int) -> float:
-    """The suggested η, for the plan's own σ."""
-    privacy, clipping = settings["privacy"], settings["privacy"].clipping
-    cohort, rounds = settings["cohort"], settings["rounds"]
-    constrained = settings["constraint"] is not None
-    blocks = clipping.blocks(constrained=constrained, selection=True)
+def _suggested(row: Row, data: FederatedDataset, constraint: Constraint) -> Clipping:
+    clip = suggested_clipping(data.schema, constraint)
+    if row.samples_bound is None:
+        return clip
+    return replace(clip, bound=row.samples_bound * (data.schema.samples_per_user or 1.0))
+
+
+def _with_noise(row: Row, settings: dict[str, Any], data: FederatedDataset) -> dict[str, Any]:
+    """The row's privacy with its σ, calibrated for the population that the row says.
+
+    With fewer users than the cohort should have, everybody is in every round, and σ shrinks with
+    the cohort: the noise over the number of users is that of the row. What that costs those users
+    is another matter, and is in the results.
+    """
+    privacy: Privacy = settings["privacy"]
+    constrained, rounds = settings["constraint"] is not None, settings["rounds"]
+    users, cohort = row.population or data.population, row.cohort or settings["cohort"]
+    plan = _plan(privacy, users, cohort, rounds, constrained)
+    sigma = plan.noise_multiplier * settings["cohort"] / plan.cohort
+    changes: dict[str, Any] = {"privacy": replace(privacy, epsilon=None, noise_multiplier=sigma)}
+    if row.suggested and row.pace:
+        samples = data.schema.samples_per_user
+        rate = suggested_learning_rate(
+            privacy.clipping, plan.noise_multiplier, plan.cohort, plan.rounds, samples
+        )
+        changes |= {"learning_rate": row.pace * rate}
+    return changes
+
+
+def _plan(privacy: Privacy, users: int, cohort: int, rounds: int, constrained: bool) -> PrivacyPlan:
+    blocks = privacy.clipping.blocks(constrained=constrained, selection=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PrivacyWarning)
-        plan = privacy.plan(population=users, cohort=cohort, rounds=rounds, blocks=blocks)
-    return suggested_learning_rate(clipping, plan.noise_multiplier, cohort, rounds)
-
-
-@lru_cache(maxsize=8)
-def _samples(split: Literal["train", "test"], constraint: str) -> FederatedDataset:
-    if constraint == "mean":
-        return load_adult(split, normalise="paper", label="hours-per-week")
-    if constraint not in KEPT:
-        return load_adult(split, normalise="paper")
-    data = load_adult(split, normalise="paper", attributes=("sex", "race"))
-    values, kept = data.schema.attributes[1].values, KEPT[constraint]
-    return merge_values(data, "race", {"other": [v for v in values if v not in kept]})
-
-
-@lru_cache(maxsize=2)
-def _population(mean_samples: float | None, constraint: str, seed: int) -> FederatedDataset:
-    data = _samples("train", constraint)
-    if mean_samples is None:
-        return data.single_samples()
-    return data.partition(mean=mean_samples, seed=seed)
+        return privacy.plan(population=users, cohort=cohort, rounds=rounds, blocks=blocks)
 
 
 def _gap(evaluation: Evaluation, name: str) -> float | None:
@@ -229,7 +240,7 @@ def _rates(evaluation: Evaluation) -> dict[str, dict[str, float]]:
 
 def _method(row: Row) -> Method | None:
     if row.method == "one-gradient":
-        return OneGradient()
+        return OneGradient(tolerance=row.target)
     if row.method == "tran":
         return Tran(rate=row.multiplier_rate, max_multiplier=row.max_multiplier)
     if row.method == "mmdm":

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import multiprocessing
 import os
 import platform
@@ -12,17 +10,34 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
 from datetime import UTC, datetime
+from json import dumps
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
 
 from fpfl.arguments import check_device
+from fpfl.data.femnist.unfair import Order
+from fpfl.experiments.accounts import with_epsilon
+from fpfl.experiments.femnist import default_scale
+from fpfl.experiments.kept import (
+    ABOUT,
+    PARTIAL,
+    RESULTS,
+    json_text,
+    read_about,
+    read_kept,
+    run_key,
+    write_partial,
+)
 from fpfl.experiments.markdown import markdown_table
-from fpfl.experiments.rows import STATEMENT, Options, Result, population, run_row
+from fpfl.experiments.options import Options, parsed_noise
+from fpfl.experiments.rows import Result, row_name, run_row
 from fpfl.experiments.tables import Row, load_table, matches, override
 from fpfl.privacy.plan import Convention
+from fpfl.users.precision import Precision
 
 
 def run_table(
@@ -34,24 +49,38 @@ def run_table(
     as_json: bool,
     jobs: int | None,
     convention: str,
-    noise_multiplier: float | None,
+    noise_multiplier: Sequence[str],
     overrides: Sequence[str],
+    data: str | None,
+    order: str,
+    scale: float | None,
     device: str,
+    precision: str,
+    resume: bool,
     words: Sequence[str],
 ) -> str:
     """Run a table, write its files, and return what is to be printed."""
-    for known in get_args(Convention):
-        if convention == known:
-            break
-    else:
-        names = ", ".join(get_args(Convention))
-        raise ValueError(f"the convention is {convention!r}; expected one of {names}")
+    if scale is None:
+        scale = default_scale(data) if table == "femnist" else 1.0
+    if not 0.0 < scale <= 1.0:
+        raise ValueError(f"the scale is {scale}; it must be above 0, and 1 at most")
     options = Options(
-        convention=known,
-        noise_multiplier=noise_multiplier,
+        convention=_one_of("convention", convention, get_args(Convention)),
+        noise=tuple(parsed_noise(each) for each in noise_multiplier),
         overrides=tuple(overrides),
+        data=data,
+        order=_one_of("order", order, get_args(Order)),
+        scale=scale,
         device=device,
+        precision=_one_of("precision", precision, get_args(Precision)),
     )
+    if resume and out is None:
+        raise ValueError("--resume goes on with the table of a folder; name it with --out")
+    if out is not None and not resume and (out / PARTIAL).exists():
+        raise ValueError(
+            f"{out / PARTIAL} has finished runs of a table that was cut off: go on with them by "
+            "--resume, or remove the file"
+        )
     start = time.perf_counter()
     results = reproduce(
         table,
@@ -60,14 +89,22 @@ def run_table(
         options=options,
         jobs=jobs,
         report=print_result,
-        partial=out / "partial.json" if out else None,
+        folder=out,
+        resume=resume,
     )
     about = about_this_run(shlex.join(words), time.perf_counter() - start)
     if out is not None:
-        write_results(out, results, about)
+        earlier = read_about(out) if resume else []
+        write_results(out, results, about | ({"earlier": earlier} if earlier else {}))
     if as_json:
-        return json.dumps(plain_results(results), indent=1)
+        return json_text(results).rstrip()
     return markdown_table(results, load_table(table), about)
+
+
+def _one_of(what: str, given: str, known: Sequence[Any]) -> Any:
+    if given not in known:
+        raise ValueError(f"the {what} is {given!r}; expected one of {', '.join(known)}")
+    return given
 
 
 def print_result(result: Result, done: int, total: int) -> None:
@@ -93,38 +130,66 @@ def reproduce(
     options: Options | None = None,
     jobs: int | None = None,
     report: Callable[[Result, int, int], None] | None = None,
-    partial: Path | None = None,
+    folder: Path | None = None,
+    resume: bool = False,
 ) -> list[Result]:
     """Run the rows of a table that match, with every seed; results in the table's order.
 
-    What is finished so far is kept in the file ``partial`` until all is, so that a run which is
-    cut off has not been for nothing.
+    What is finished so far is kept in a file of ``folder`` until all is, so that a run which is
+    cut off has not been for nothing. With ``resume`` the runs that the folder has are not run
+    again, and all of them are among the results, those of other rows and seeds too; runs with
+    other settings are refused.
     """
     options = options or Options()
     check_device(options.device)
-    rows = [
-        override(row, options.overrides)
-        for row in load_table(table)
-        if matches(row.name(population(row)), pattern)
-    ]
+    everything = [_varied(row, options) for row in load_table(table)]
+    rows = [row for row in everything if matches(row_name(row, options), pattern)]
     if not rows:
-        names = [row.name(population(row)) for row in load_table(table)]
+        names = [row_name(row, options) for row in everything]
         raise ValueError(f"no row of {table} matches {pattern!r}; the rows are {', '.join(names)}")
     if not seeds:
         raise ValueError("no seeds were given; give at least one")
-    work = [(row, seed) for row in rows for seed in seeds]
-    results: dict[int, Result] = {}
+    done = _done(folder, everything, options) if resume and folder else {}
+    work = [
+        (row, seed) for row in rows for seed in seeds if (everything.index(row), seed) not in done
+    ]
+    places = [(everything.index(row), seed) for row, seed in work]
     for index, result in _run_all(work, options, jobs or side_by_side(options.device)):
-        results[index] = result
-        if partial is not None:
-            partial.parent.mkdir(parents=True, exist_ok=True)
-            done = plain_results([results[i] for i in sorted(results)])
-            partial.write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
+        row, seed = work[index]
+        done[places[index]] = with_epsilon(result | {"run": run_key(row, seed, options)})
+        if folder is not None:
+            write_partial(folder, [done[place] for place in sorted(done)])
         if report:
-            report(result, len(results), len(work))
-    if partial is not None:
-        partial.unlink(missing_ok=True)
-    return [results[i] for i in range(len(work))]
+            finished = sum(place in done for place in places)
+            report(result, finished, len(work))
+    if folder is not None:
+        (folder / PARTIAL).unlink(missing_ok=True)
+    return [with_epsilon(done[place]) for place in sorted(done)]
+
+
+def _varied(row: Row, options: Options) -> Row:
+    """A row with what the options say of all rows."""
+    row = override(row, options.overrides)
+    return replace(row, rounds=max(1, round(options.scale * row.rounds)))
+
+
+def _done(folder: Path, rows: Sequence[Row], options: Options) -> dict[tuple[int, int], Result]:
+    """The folder's runs by (row, seed)."""
+    found = {}
+    by_key = {row.key: number for number, row in enumerate(rows)}
+    for result in read_kept(folder):
+        key = tuple(
+            result[name]
+            for name in ("model", "algorithm", "cohort", "accounted_population", "variant")
+        )
+        number, seed = by_key.get(key), result["seed"]
+        if number is None or result["run"] != run_key(rows[number], seed, options):
+            raise ValueError(
+                f"{folder} has a run of {'/'.join(map(str, key))}, seed {seed}, with other "
+                "settings, data or version of the table: give the same ones, or another folder"
+            )
+        found[number, seed] = result
+    return found
 
 
 def side_by_side(device: str) -> int:
@@ -159,23 +224,10 @@ def _run_all(
 def write_results(folder: Path, results: list[Result], about: dict[str, Any]) -> None:
     """Write ``results.json`` (the runs), ``about.json`` and ``table.md`` (for people)."""
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(plain_results(results), indent=1) + "\n"
-    (folder / "results.json").write_text(text, encoding="utf-8")
-    (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    (folder / RESULTS).write_text(json_text(results), encoding="utf-8")
+    (folder / ABOUT).write_text(dumps(about, indent=1) + "\n", encoding="utf-8")
     rows = load_table(results[0]["table"])
     (folder / "table.md").write_text(markdown_table(results, rows, about), encoding="utf-8")
-
-
-def plain_results(results: Sequence[Result]) -> list[Result]:
-    """The results as JSON knows them: None where a figure is not a number."""
-    return [
-        {
-            key: None if isinstance(value, float) and math.isnan(value) else value
-            for key, value in result.items()
-            if key != STATEMENT
-        }
-        for result in results
-    ]
 
 
 def about_this_run(command: str, seconds: float) -> dict[str, Any]:

@@ -12,7 +12,14 @@ from typing import Any, Literal
 
 from fpfl.models import DEEP, SHALLOW
 
-TABLES = ("adult-central", "adult-federated", "adult-robust", "adult-ablation", "adult-lift")
+TABLES = (
+    "adult-central",
+    "adult-federated",
+    "adult-robust",
+    "adult-ablation",
+    "adult-lift",
+    "femnist",
+)
 
 NETWORKS = {"shallow": SHALLOW, "deep": DEEP}
 
@@ -35,8 +42,12 @@ class Row:
     """One row of a table: what to run, and what the paper reports for it.
 
     ``constraint`` is what is measured, and enforced where there is a ``method``. ``suggested``
-    takes clipping and learning rate from `fpfl.suggest` in place of the row's own; ``change`` names
-    a part of FPFL-1G that is taken out, ``variant`` what a row of several alike is called.
+    takes clipping and learning rate from `fpfl.suggest` in place of the row's own, with a bound of
+    ``samples_bound`` times the samples of a user and ``pace`` times that rate where these are
+    given (a pace of 0 is the row's own rate). ``change`` names a part of FPFL-1G that is taken out,
+    ``variant`` what a row of several alike is called. ``population`` is the K that noise is
+    calibrated for, where that is not the data's own; ``target`` is the α that FPFL-1G trains
+    towards.
     """
 
     table: str
@@ -64,6 +75,11 @@ class Row:
     suggested: bool = False
     variant: str = ""
     change: str = ""
+    task: str = "adult"
+    population: int | None = None
+    samples_bound: float | None = None
+    pace: float = 1.0
+    target: float | None = 0.0
 
     @property
     def private(self) -> bool:
@@ -75,13 +91,14 @@ class Row:
 
         With ``/variant`` where rows have one.
         """
-        name = f"{self.model}/{self.algorithm}/{self.cohort or '-'}/{population}"
+        users = self.population or population
+        name = f"{self.model}/{self.algorithm}/{self.cohort or '-'}/{users}"
         return f"{name}/{self.variant}" if self.variant else name
 
     @property
-    def key(self) -> tuple[str, str, int | None, str]:
+    def key(self) -> tuple[str, str, int | None, int | None, str]:
         """What tells a row from the others of its table."""
-        return self.model, self.algorithm, self.cohort, self.variant
+        return self.model, self.algorithm, self.cohort, self.population, self.variant
 
 
 def override(row: Row, settings: Sequence[str]) -> Row:
@@ -137,4 +154,4 @@ def _row(content: dict[str, Any], entry: dict[str, Any]) -> Row:
     if not settings.pop("private", False):
         settings.pop("epsilon", None)
         settings.pop("delta", None)
-    return Row(table=content["table"], **settings)
+    return Row(table=content["table"], task=content.get("task", "adult"), **settings)

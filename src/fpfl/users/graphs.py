@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -72,6 +73,7 @@ class Graphs:
     _seen: set[int] = field(default_factory=set)
     _graphs: dict[int, _Captured] = field(default_factory=dict)
     _used: int = 0
+    _pool: Any = None
     refused: str | None = None
 
     def __call__(self, batch: Batch) -> Recording:
@@ -112,7 +114,11 @@ class Graphs:
             with torch.cuda.stream(side):
                 self.record(static)
             torch.cuda.current_stream().wait_stream(side)
-            with torch.cuda.graph(graph):
+            # Graphs are replayed one after the other, and each keeps what it hands out: what they
+            # only pass through may lie in one place for all.
+            if self._pool is None:
+                self._pool = torch.cuda.graph_pool_handle()
+            with torch.cuda.graph(graph, pool=self._pool):
                 recording = self.record(static)
         except RuntimeError as error:  # something in the model that a graph cannot hold
             self.refused = str(error)

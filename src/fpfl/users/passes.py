@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor, nn
@@ -218,7 +219,9 @@ class LayerPass:
     def use_graphs(self, memory: int) -> None:
         """Let a GPU repeat passes on its own, keeping up to so many bytes for it."""
         if self.w.is_cuda and repeatable(self.module):
-            self.graphs = Graphs(self._record, memory)
+            # Weakly: in a circle, the graphs' gigabytes would wait for the garbage collector.
+            record = WeakMethod(self._record)
+            self.graphs = Graphs(lambda batch: record()(batch), memory)  # type: ignore[misc]
 
     def __call__(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """See `Pass`."""

@@ -1,0 +1,93 @@
+"""The unfair digits as a task of the tables: whose digits, the constraint, three networks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+from torch import nn
+
+from fpfl.data.federated import FederatedDataset
+from fpfl.data.femnist.bundled import BundledDigits
+from fpfl.data.femnist.finding import find_digits
+from fpfl.data.femnist.population import unfair_digits
+from fpfl.data.femnist.source import Source
+from fpfl.data.femnist.unfair import Order
+from fpfl.experiments.options import Options
+from fpfl.experiments.tables import Row
+from fpfl.fairness.constraints import Constraint, accuracy_parity
+from fpfl.models import cnn, mlp
+
+BUNDLED = "digits"
+"""The data of a table where none is named: scikit-learn's."""
+
+BUNDLED_SCALE = 0.05
+"""The rounds that are enough to see something there, on a CPU and in a minute or two."""
+
+SEED = 0
+"""Who has which pen, and the blackboards' noise, are one data set's for all runs."""
+
+HIDDEN = (64,)
+"""The hidden units on oriented gradients: 25,802 parameters in all."""
+
+FEATURES = {"cnn": "pixels", "cnn-standardised": "standardised", "oriented": "oriented"}
+"""What each network is shown of an image (`fpfl.data.femnist.features`)."""
+
+
+def default_scale(data: str | None) -> float:
+    """Of the rounds, where no scale is given."""
+    return BUNDLED_SCALE if data in (None, BUNDLED) else 1.0
+
+
+def title(options: Options) -> str:
+    """What the data is called in every output."""
+    return f"{_source(options.data).title}; pens in {options.order} order"
+
+
+def users(row: Row, options: Options) -> int:
+    """K: the writers that there are."""
+    return len(_source(options.data).names())
+
+
+def training(row: Row, seed: int, options: Options) -> FederatedDataset:
+    """The writers with their training digits; the same for every seed."""
+    return _people(options.data, "train", options.order, FEATURES[row.model])
+
+
+def testing(row: Row, options: Options) -> FederatedDataset:
+    """The same writers' test digits."""
+    return _people(options.data, "test", options.order, FEATURES[row.model])
+
+
+def constraint(row: Row) -> Constraint:
+    """Accuracy parity between pens."""
+    return accuracy_parity("pen", tolerance=row.tolerance)
+
+
+def network(row: Row, data: FederatedDataset, seed: int) -> nn.Module:
+    """The paper's convolutional network, or a perceptron on oriented gradients."""
+    shape = data.schema.shape
+    if FEATURES[row.model] != "oriented":
+        return cnn(initial=row.initial, seed=seed)
+    inputs = shape[0] * shape[1] * shape[2]
+    perceptron = mlp(inputs, HIDDEN, 10, initial=row.initial, seed=seed)
+    return nn.Sequential(nn.Flatten(), *perceptron)
+
+
+@lru_cache(maxsize=1)
+def _source(data: str | None) -> Source:
+    if data in (None, BUNDLED):
+        return BundledDigits(seed=SEED)
+    return find_digits(None if data == "femnist" else Path(str(data)))
+
+
+@lru_cache(maxsize=4)
+def _people(
+    data: str | None, part: Literal["train", "test"], order: Order, features: str
+) -> FederatedDataset:
+    found = unfair_digits(_source(data), part, order=order, seed=SEED, features=features)
+    # How much a writer of these data sets has on average is published.
+    mean = max(1.0, round(len(found) / found.population))
+    return replace(found, schema=replace(found.schema, samples_per_user=mean))

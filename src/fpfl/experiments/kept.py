@@ -1,0 +1,77 @@
+"""What a folder has of a table: finished runs, so that a table can be gone on with."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from fpfl.experiments.options import Options
+from fpfl.experiments.rows import TASKS, Result, row_name
+from fpfl.experiments.tables import Row
+
+PARTIAL, RESULTS, ABOUT = "partial.json", "results.json", "about.json"
+
+
+def run_key(row: Row, seed: int, options: Options) -> str:
+    """What a run is one of: its row, seed and settings. Where it is computed does not count."""
+    said = asdict(row) | {
+        "seed": seed,
+        "data": TASKS[row.task].title(options),
+        "convention": options.convention,
+        "noise": options.noise_multiplier(row_name(row, options)) if row.private else None,
+        "precision": options.precision,
+    }
+    text = json.dumps(said, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def read_kept(folder: Path) -> list[Result]:
+    """The runs of a folder: of a table that was cut off, or of one that was finished."""
+    for name in (PARTIAL, RESULTS):
+        path = folder / name
+        if not path.exists():
+            continue
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            keys = [result["run"] for result in found]
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f"{path} cannot be gone on with ({error!r}); name another folder with --out"
+            ) from error
+        if len(set(keys)) != len(keys):
+            raise ValueError(f"{path} has a run twice; name another folder with --out")
+        return list(found)
+    return []
+
+
+def write_partial(folder: Path, results: Sequence[Result]) -> None:
+    """Keep what is finished so far; the file is whole at any time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f".{PARTIAL}"
+    part.write_text(json_text(results), encoding="utf-8")
+    part.replace(folder / PARTIAL)
+
+
+def read_about(folder: Path) -> list[dict[str, Any]]:
+    """Under what the runs that are kept were made: the latest call first."""
+    path = folder / ABOUT
+    if not path.exists():
+        return []
+    about = json.loads(path.read_text(encoding="utf-8"))
+    return [{k: v for k, v in about.items() if k != "earlier"}, *about.get("earlier", [])]
+
+
+def json_text(results: Sequence[Result]) -> str:
+    """The results as JSON knows them: None where a figure is not a number."""
+    return json.dumps([_plain(result) for result in results], indent=1) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    return None if isinstance(value, float) and math.isnan(value) else value
