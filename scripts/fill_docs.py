@@ -8,6 +8,7 @@ A page has markers, and what stands between them is made by this script:
     <!-- bench: speeds -->                       a table of benchmarks/results/*.json
     <!-- audit -->, <!-- audit: twins -->        docs/results/audit/*.json
     <!-- robust: table -->                       a table of scripts/robust_tables.py
+    <!-- digits: table femnist -->               one of scripts/digits_tables.py, of results files
     <!-- end -->
 
 ``python scripts/fill_docs.py`` rewrites the pages, ``--check`` only says whether they are up to
@@ -27,12 +28,15 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(Path(__file__).parent))
 
-import robust_tables  # noqa: E402 - a neighbour of this script
+import digits_tables  # noqa: E402 - neighbours of this script
+import robust_tables  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(
-    r"(<!-- (results|compare|demo|bench|audit|robust)(?:: ([^>]*?))? -->\n).*?(<!-- end -->)", re.S
+    r"(<!-- (results|compare|demo|bench|audit|robust|digits)(?:: ([^>]*?))? -->\n)"
+    r".*?(<!-- end -->)",
+    re.S,
 )
 
 HOW = {
@@ -71,6 +75,9 @@ def render(kind: str, argument: str) -> str:
         return bench_table(argument.strip())
     if kind == "robust":
         return robust_tables.TABLES[argument.strip()]()
+    if kind == "digits":
+        what, *names = argument.split()
+        return digits_tables.TABLES[what](names)
     if kind == "audit":
         return audit_table(argument.strip() or "audit")
     names = argument.split()

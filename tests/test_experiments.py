@@ -15,16 +15,19 @@ import fpfl
 from fpfl.experiments import runner
 from fpfl.experiments.__main__ import main
 from fpfl.experiments.ablation import CHANGES, SeparateGradients, with_loss
-from fpfl.experiments.rows import CONSTRAINTS
+from fpfl.experiments.adult import CONSTRAINTS
 from fpfl.experiments.tables import TABLES, load_table, matches, override
 from fpfl.methods import MethodState
 from fpfl.users import CohortEngine, FlatModel
 
 FIELDS = [
-    "table", "data", "model", "algorithm", "cohort", "variant", "population", "rounds", "seed",
+    "table", "data", "model", "algorithm", "cohort", "variant", "population",
+    "accounted_population", "rounds", "seed",
     "accuracy", "error", "gap", "fnr_gap", "eo_gap", "demp_gap", "pp_gap", "accuracy_gap",
-    "train_accuracy", "train_error", "train_gap", "rates", "numbers_sent",
-    "convention", "epsilon", "epsilon_honest", "delta", "noise_multiplier", "seconds",
+    "train_accuracy", "train_error", "train_gap", "rates", "stopped", "numbers_sent",
+    "real_cohort",
+    "convention", "epsilon", "epsilon_honest", "epsilon_real", "delta", "noise_multiplier",
+    "blocks", "device", "precision", "training_seconds", "seconds", "run",
 ]  # fmt: skip
 
 

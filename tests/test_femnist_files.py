@@ -31,7 +31,8 @@ from typer.testing import CliRunner
 
 from fpfl import cli
 from fpfl.data.femnist import compact, finding
-from fpfl.data.femnist.compact import CompactSource, write_compact
+from fpfl.data.femnist.compact import CompactSource
+from fpfl.data.femnist.compacting import write_compact
 from fpfl.data.femnist.finding import find_digits
 from fpfl.data.femnist.leaf import LeafSource
 from fpfl.data.femnist.source import Part, Source, Writer

@@ -63,13 +63,17 @@ def femnist(
     """Say what handwritten digits there are, by writer and by the paper's three groups."""
     from typing import get_args
 
-    from fpfl.data.femnist.compact import CompactSource, write_compact
+    from fpfl.data.femnist.compact import CompactSource
+    from fpfl.data.femnist.compacting import write_compact
+    from fpfl.data.femnist.finding import named_digits
     from fpfl.data.femnist.unfair import Order
 
     orders: dict[str, Order] = {name: name for name in get_args(Order)}
     if order not in orders:
         raise ValueError(f"--order is {order!r}; expected {' or '.join(orders)}")
-    source = _found(data)
+    if data == "femnist":
+        print("Looking in the cache folder, and then on the network...", file=sys.stderr)
+    source: Source = named_digits(data)
     if convert is not None:
         source = CompactSource(write_compact(source, convert))
     _summarise(source, orders[order], seed)
@@ -77,18 +81,6 @@ def femnist(
         print(f"Written: {convert} ({convert.stat().st_size / 1e6:.1f} MB)")
     if show is not None:
         print(f"Picture: {draw_samples(source, show, order=orders[order], seed=seed)}")
-
-
-def _found(data: str) -> Source:
-    if data == "digits":
-        from fpfl.data.femnist.bundled import BundledDigits
-
-        return BundledDigits()
-    from fpfl.data.femnist.finding import find_digits
-
-    if data == "femnist":
-        print("Looking in the cache folder, and then on the network...", file=sys.stderr)
-    return find_digits(None if data == "femnist" else data)
 
 
 def _summarise(source: Source, order: Order, seed: int) -> None:

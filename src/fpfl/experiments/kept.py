@@ -18,13 +18,15 @@ PARTIAL, RESULTS, ABOUT = "partial.json", "results.json", "about.json"
 
 
 def run_key(row: Row, seed: int, options: Options) -> str:
-    """What a run is one of: its row, seed and settings. Where it is computed does not count."""
+    """What a run is one of: its row, seed and settings.
+
+    Where and how precisely it was computed does not count; its result says it.
+    """
     said = asdict(row) | {
         "seed": seed,
         "data": TASKS[row.task].title(options),
         "convention": options.convention,
         "noise": options.noise_multiplier(row_name(row, options)) if row.private else None,
-        "precision": options.precision,
     }
     text = json.dumps(said, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -240,7 +240,8 @@ def _rates(evaluation: Evaluation) -> dict[str, dict[str, float]]:
 
 def _method(row: Row) -> Method | None:
     if row.method == "one-gradient":
-        return OneGradient(tolerance=row.target)
+        method = OneGradient(tolerance=row.target)
+        return method if row.gamma is None else replace(method, rate=row.gamma)
     if row.method == "tran":
         return Tran(rate=row.multiplier_rate, max_multiplier=row.max_multiplier)
     if row.method == "mmdm":

@@ -47,7 +47,7 @@ class Row:
     given (a pace of 0 is the row's own rate). ``change`` names a part of FPFL-1G that is taken out,
     ``variant`` what a row of several alike is called. ``population`` is the K that noise is
     calibrated for, where that is not the data's own; ``target`` is the α that FPFL-1G trains
-    towards.
+    towards, ``gamma`` its γ where that is not the default.
     """
 
     table: str
@@ -80,6 +80,7 @@ class Row:
     samples_bound: float | None = None
     pace: float = 1.0
     target: float | None = 0.0
+    gamma: float | None = None
 
     @property
     def private(self) -> bool:

@@ -33,6 +33,18 @@ def standardised(images: Floats) -> Floats:
     return np.asarray((images - mean) / (images.std(axis=axes, keepdims=True) + 1e-3), np.float32)
 
 
+def both_ways(images: Floats) -> Floats:
+    """Oriented gradients of an image as it is and turned by 90°: shape (n, 2, 392).
+
+    For networks that look at both with the same weights, whichever way a camera was held: digits
+    that are seen one way are learnt for the other.
+    """
+    upright = oriented(images)
+    # Turning an image turns its cells, and moves its orientations by half of the bins.
+    turned = np.roll(np.rot90(upright, axes=(2, 3)), BINS // 2, axis=1)
+    return np.stack([each.reshape(len(images), -1) for each in (upright, turned)], axis=1)
+
+
 def oriented(images: Floats) -> Floats:
     r"""Histograms of oriented gradients (Dalal and Triggs, 2005): shape (n, 8, 7, 7).
 
@@ -72,4 +84,5 @@ FEATURES: dict[str, Callable[[Floats], Floats]] = {
     "pixels": pixels,
     "standardised": standardised,
     "oriented": oriented,
+    "both ways": both_ways,
 }

@@ -11,6 +11,7 @@ import urllib.request
 from http.client import HTTPException
 from pathlib import Path
 
+from fpfl.data.femnist.bundled import BundledDigits
 from fpfl.data.femnist.compact import CompactSource
 from fpfl.data.femnist.leaf import LeafSource
 from fpfl.data.femnist.source import Source
@@ -26,8 +27,18 @@ SIZES = {
 }
 """The archive's two files, in bytes."""
 
+BUNDLED = "digits"
+"""The name of the digits that need no file."""
+
 TIMEOUT = 30.0
 """So many seconds a server may be silent."""
+
+
+def named_digits(name: str | None) -> Source:
+    """What ``--data`` names: ``digits`` (also by default), ``femnist``, or a path."""
+    if name in (None, BUNDLED):
+        return BundledDigits()
+    return find_digits(None if name == "femnist" else name)
 
 
 def find_digits(

@@ -38,12 +38,12 @@ class Writer:
 
 
 class Source(Protocol):
-    """A file, or files, with writers' digits.
+    """A file, or files, with writers' digits."""
 
-    ``title`` is what the data is called wherever its results are shown.
-    """
-
-    title: str
+    @property
+    def title(self) -> str:
+        """What the data is called wherever its results are shown."""
+        ...
 
     def names(self) -> list[str]:
         """Everybody with a digit in either part, in lexicographic order."""

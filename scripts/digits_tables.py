@@ -1,0 +1,123 @@
+"""The tables of the unfair digits in docs/reproduction.md, from docs/results/femnist*."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from robust_tables import Result, by, figure, runs, source
+
+from fpfl.experiments.tables import Row, load_table
+from fpfl.privacy.statement import round_up
+
+KEY = ("model", "algorithm", "cohort", "accounted_population", "variant")
+
+
+def digits_table(names: list[str]) -> str:
+    """The rows beside the paper's: test digits, then the digits trained on."""
+    (name,) = names
+    paper = {row.key: row for row in load_table("femnist")}
+    lines = [
+        "| network | algorithm | m | noise of K = | accuracy | paper | gap | paper "
+        "| black, blue, chalk | training accuracy | gap | chalk |",
+        "| --- " * 12 + "|",
+    ]
+    for key, found in by(runs(name), *KEY).items():
+        row = paper[key]
+        cells = [
+            row.model,
+            f"{row.algorithm}{', ' * bool(row.variant)}{row.variant}",
+            str(row.cohort),
+            f"{row.population:,}" if row.private else "–",
+            *_beside(row, found, "accuracy"),
+            *_beside(row, found, "gap"),
+            ", ".join(f"{_mean(found, 'test', pen):.3f}" for pen in ("black", "blue", "chalk")),
+            figure(run["train_accuracy"] for run in found),
+            figure(run["train_gap"] for run in found),
+            f"{_mean(found, 'train', 'chalk'):.3f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, "", _source(name)]) + "\n"
+
+
+def cost_table(names: list[str]) -> str:
+    """What every private row costs, and how long every row takes."""
+    lines = [
+        "| network | algorithm | m | seeds | σ | ε at K = | | real ε at K = | "
+        "| seconds for T rounds | T |",
+        "| --- " * 11 + "|",
+    ]
+    for name in names:
+        for (model, algorithm, cohort, accounted, variant), found in by(runs(name), *KEY).items():
+            first = found[0]
+            private = first["noise_multiplier"] is not None
+            slowest = max(run["training_seconds"] for run in found)
+            cells = [
+                model,
+                f"{algorithm}{', ' * bool(variant)}{variant}",
+                str(cohort),
+                str(len(found)),
+                f"{first['noise_multiplier']:.3f}" if private else "–",
+                *((f"{accounted:,}", round_up(first["epsilon_honest"])) if private else "––"),
+                *((f"{first['population']:,}", round_up(first["epsilon_real"])) if private
+                  else "––"),
+                f"{slowest:.0f}",
+                f"{first['rounds']:,}",
+            ]  # fmt: skip
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def chosen_table(names: list[str]) -> str:
+    """What was tried on held-out training writers."""
+    lines = [
+        "| oriented, m = 100, ε = 2 | set otherwise | held-out writers: accuracy / gap (chalk) "
+        "| their like that were trained on |",
+        "| --- | --- | --- | --- |",
+    ]
+    found = [run | {"other": _otherwise(run["changes"])} for run in runs(names[0])]
+    for (algorithm, variant, other), some in by(found, "algorithm", "variant", "other").items():
+        cells = [
+            f"{algorithm}{', ' * bool(variant)}{variant}",
+            other or "– (the table's row)",
+            *(
+                "{} / {} ({})".format(
+                    *(f"{sum(run[f'{where}_{what}'] for run in some) / len(some):.3f}"
+                      for what in ("accuracy", "gap", "chalk"))
+                )
+                for where in ("held_out", "train")
+            ),
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, "", source(names[0])]) + "\n"
+
+
+def _otherwise(changes: dict[str, Any]) -> str:
+    words: dict[str, Callable[[float], str]] = {
+        "samples_bound": lambda value: f"C = {value:g} n̄",
+        "pace": lambda value: f"η at {value:g} of the rule's",
+        "target": lambda value: f"towards α = {value:g}",
+    }
+    return ", ".join(words[name](value) for name, value in changes.items())
+
+
+def _beside(row: Row, found: list[Result], field: str) -> tuple[str, str]:
+    paper = f"{row.paper[field]:.3f}" if field in row.paper else "–"
+    return figure(run[field] for run in found), paper
+
+
+def _mean(found: list[Result], where: str, pen: str) -> float:
+    group = "pen=chalk" if pen == "chalk" else f"pen={pen} pen"
+    return float(sum(run["rates"][where]["accuracy"][group] for run in found) / len(found))
+
+
+def _source(name: str) -> str:
+    first = runs(name)[0]
+    return f"Data: {first['data']}. {source(name)}"
+
+
+TABLES: dict[str, Callable[[list[str]], str]] = {
+    "table": digits_table,
+    "cost": cost_table,
+    "chosen": chosen_table,
+}
