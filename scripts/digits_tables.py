@@ -97,6 +97,7 @@ def _otherwise(changes: dict[str, Any]) -> str:
         "samples_bound": lambda value: f"C = {value:g} n̄",
         "pace": lambda value: f"η at {value:g} of the rule's",
         "target": lambda value: f"towards α = {value:g}",
+        "gamma": lambda value: f"γ = {value:g}",
     }
     return ", ".join(words[name](value) for name, value in changes.items())
 

@@ -321,9 +321,9 @@ def test_every_row_of_the_papers_table_is_there() -> None:
         assert row.clip == (None if free else 350.0 if constrained else 250.0)
         assert row.private == ("PFL" in row.algorithm)
     # δ = 2.5e-4 for K, and less in proportion for 100 K and 1,000 K.
-    assert {row.population * (row.delta or 0) for row in paper.values() if row.private} == {
-        pytest.approx(3383 * 2.5e-4)
-    }
+    for row in paper.values():
+        if row.private:
+            assert (row.population or 0) * (row.delta or 0) == pytest.approx(3383 * 2.5e-4)
     # FPFL-1G beside every private row.
     for row in paper.values():
         if row.private:
@@ -462,13 +462,9 @@ def test_the_table_runs_with_torch_and_numpy_alone(tmp_path: Path) -> None:
     write_compact(MadeUp([5] * 30), tmp_path / "digits.npz")
     code = f"""
 import sys
-class Block:
-    def find_spec(self, name, path=None, target=None):
-        if name.split('.')[0] in {{'dp_accounting', 'scipy', 'pydantic', 'typer', 'click', 'rich',
-                                   'matplotlib', 'safetensors', 'fairlearn', 'h5py', 'ijson',
-                                   'sklearn'}}:
-            raise ModuleNotFoundError(name)
-sys.meta_path.insert(0, Block())
+for name in ('dp_accounting', 'scipy', 'pydantic', 'typer', 'click', 'rich', 'matplotlib',
+             'safetensors', 'fairlearn', 'h5py', 'ijson', 'sklearn'):
+    sys.modules[name] = None  # whoever imports it finds it missing
 from fpfl.experiments.__main__ import main
 sys.exit(main(['femnist', '--data', {str(tmp_path / "digits.npz")!r}, '--rows', '*/FPFL*/100/*',
                '--scale', '0.001', '--noise-multiplier', '2.28', '--jobs', '1',
