@@ -25,7 +25,8 @@ from benchmarks.report import gpu_ratios
 from benchmarks.workloads import Vector, cnn, constraint, images, plain_batch
 from fpfl import FederatedDataset, Schema
 from fpfl.arguments import memory_budget
-from fpfl.experiments.runner import Options, about_this_run, reproduce
+from fpfl.experiments.options import Options
+from fpfl.experiments.runner import about_this_run, reproduce
 from fpfl.privacy.plan import PrivacyPlan
 from fpfl.privacy.sampling import FixedSizeSampling
 from fpfl.privacy.settings import Clipping, Privacy
@@ -193,7 +194,7 @@ def clipped_total(
 def side_by_side(seeds: int = 8) -> dict[str, float]:
     """Seconds for eight seeds of a row of the Adult table, one after the other and all at once."""
     times = {}
-    options = Options(noise_multiplier=1.974, device="cuda", overrides=("rounds=1000",))
+    options = Options(noise=(("*", 1.974),), device="cuda", overrides=("rounds=1000",))
     for jobs in (1, seeds):
         start = time.perf_counter()
         reproduce(

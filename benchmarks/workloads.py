@@ -24,6 +24,7 @@ from fpfl import (
     fnr_parity,
     load_adult,
     mlp,
+    models,
     train,
 )
 from fpfl.privacy import PoissonSampling
@@ -36,11 +37,7 @@ COHORT = {"adult": 200, "cnn": 20}
 
 def cnn() -> nn.Module:
     """The paper's convolutional network: 157,206 parameters."""
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(3, 32, 5, stride=2), nn.ReLU(), nn.Conv2d(32, 64, 5, stride=2), nn.ReLU(),
-        nn.Flatten(), nn.Linear(1024, 100), nn.ReLU(), nn.Linear(100, 10),
-    )  # fmt: skip
+    return models.cnn(initial="torch", seed=0)
 
 
 def images(sizes: np.ndarray, device: str = "cpu") -> FederatedDataset:

@@ -33,7 +33,7 @@ HELD = 0.2
 ALTERNATIVES: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("PFL tuned", ""): [{}, {"samples_bound": 1.5}, {"pace": 1.0}],
     ("FPFL-1G", "loose"): [{}, {"target": 0.04}],
-    ("FPFL-1G", "α=0.04"): [{}, {"samples_bound": 1.5}, {"gamma": 0.1}],
+    ("FPFL-1G", "strict"): [{}, {"samples_bound": 1.5}, {"gamma": 0.1}],
 }
 """What is set otherwise in each row of the model with oriented gradients."""
 

@@ -7,10 +7,8 @@ from typing import Any
 
 from robust_tables import Result, by, figure, runs, source
 
-from fpfl.experiments.tables import Row, load_table
+from fpfl.experiments.tables import KEY, Row, load_table
 from fpfl.privacy.statement import round_up
-
-KEY = ("model", "algorithm", "cohort", "accounted_population", "variant")
 
 
 def digits_table(names: list[str]) -> str:
@@ -18,9 +16,9 @@ def digits_table(names: list[str]) -> str:
     (name,) = names
     paper = {row.key: row for row in load_table("femnist")}
     lines = [
-        "| network | algorithm | m | noise of K = | accuracy | paper | gap | paper "
+        "| network | algorithm | m | noise of K = | seeds | accuracy | paper | gap | paper "
         "| black, blue, chalk | training accuracy | gap | chalk |",
-        "| --- " * 12 + "|",
+        "| --- " * 13 + "|",
     ]
     for key, found in by(runs(name), *KEY).items():
         row = paper[key]
@@ -29,6 +27,7 @@ def digits_table(names: list[str]) -> str:
             f"{row.algorithm}{', ' * bool(row.variant)}{row.variant}",
             str(row.cohort),
             f"{row.population:,}" if row.private else "–",
+            str(len(found)),
             *_beside(row, found, "accuracy"),
             *_beside(row, found, "gap"),
             ", ".join(f"{_mean(found, 'test', pen):.3f}" for pen in ("black", "blue", "chalk")),

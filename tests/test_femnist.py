@@ -364,6 +364,9 @@ def test_the_noise_of_a_row_can_be_given(capsys) -> None:
     )  # fmt: skip
     assert [row["noise_multiplier"] for row in rows] == [3.5, 0.0375, 0.0375]
     assert parsed_noise("2") == ("*", 2.0)
+    both = Options(noise=(("*", 1.0), ("b*", 2.0)))
+    assert both.noise_multiplier("bc") == 2.0
+    assert both.noise_multiplier("c") == 1.0
     options = Options(noise=(parsed_noise("a=b*=1"),))
     assert options.noise_multiplier("a=bc") == 1.0
     assert options.noise_multiplier("c") is None
@@ -400,19 +403,30 @@ def test_a_table_that_was_cut_off_is_gone_on_with(tmp_path, capsys, monkeypatch)
     with pytest.raises(CutOffError):
         main(["femnist", "--jobs", "1", "--out", str(out), *arguments])
     assert len(kept.read_kept(out)) == 2
+    assert json.loads((out / "about.json").read_text())["wall_seconds"] is None
     assert main(["femnist", "--out", str(out), *arguments]) == 2
     assert "--resume" in capsys.readouterr().err
     resumed = results_of(capsys, "--out", str(out), "--resume", *arguments)
-    assert calls[3:] == [*calls[2:3], ("α=0.04", 1)]
+    assert calls[3:] == [*calls[2:3], ("strict", 1)]
     timeless = [{k: v for k, v in r.items() if not k.endswith("seconds")} for r in resumed]
     assert timeless == [{k: v for k, v in r.items() if not k.endswith("seconds")} for r in whole]
     assert not (out / "partial.json").exists()
-    # Another row joins them; nothing is run twice, and both calls are named.
+    # Nothing is left to do, whatever the number of jobs; an ε that was not known then is now.
+    finished = json.loads((out / "results.json").read_text())
+    (out / "results.json").write_text(json.dumps([r | {"epsilon_real": None} for r in finished]))
+    assert main(["femnist", "--jobs", "2", "--out", str(out), "--resume", *arguments]) == 0
+    assert len(calls) == 5
+    assert json.loads((out / "results.json").read_text()) == finished
+    capsys.readouterr()
+    # Another row joins them; nothing is run twice, and all calls are named.
     more = results_of(capsys, "--out", str(out), "--resume", "--rows", "oriented/PFL*/100/*",
                       "--scale", "0.001")  # fmt: skip
     assert len(calls) == 6
     assert [r["algorithm"] for r in more] == ["PFL tuned"] + ["FPFL-1G"] * 4
-    assert len(json.loads((out / "about.json").read_text())["earlier"]) == 1
+    seconds = [about["wall_seconds"] for about in kept.read_about(out)]
+    assert len(seconds) == 4
+    assert seconds[3:] == [None]  # the first call was cut off
+    assert "cut off" in (out / "table.md").read_text()
     # Runs of other settings are not mixed in.
     for other in (["--scale", "0.002"], ["--scale", "0.001", "--order", "seeded"]):
         assert main(["femnist", "--out", str(out), "--resume", *other]) == 2
@@ -447,6 +461,7 @@ def test_what_a_run_is_one_of() -> None:
         (["femnist", "--order", "random"], "the order is 'random'"),
         (["femnist", "--scale", "2"], "the scale is 2"),
         (["femnist", "--precision", "fp8"], "the precision is 'fp8'"),
+        (["femnist", "--noise-multiplier", "*/3/*=2"], "no row matches"),
         (["adult-central", "--data", "digits"], "Adult's tables bring their own data"),
     ],
 )

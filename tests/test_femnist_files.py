@@ -617,7 +617,7 @@ def test_digits_are_found_by_path(tmp_path: Path, monkeypatch: Any) -> None:
         (str(tmp_path / "tff"), TffSource, "digits of tff"),
         (tmp_path / "tff" / "some_train.h5", TffSource, "digits of some_train.h5"),
         (tmp_path / "tff" / "some_test.h5", TffSource, "digits of some_test.h5"),
-        (tmp_path / "leaf", LeafSource, "FEMNIST digits (LEAF)"),
+        (tmp_path / "leaf", LeafSource, "digits in LEAF's layout"),
     ):
         source = find_digits(where)
         assert isinstance(source, kind)
@@ -740,6 +740,21 @@ def test_a_download_is_kept(tmp_path: Path, served: dict[str, Any], archive: byt
     same(find_digits(cache=tmp_path / "cache", download=False), FEW)
     there = {str(path.relative_to(tmp_path / "cache")) for path in (tmp_path / "cache").rglob("*")}
     assert there == {"femnist", *(f"femnist/{name}" for name in finding.SIZES)}
+
+
+def test_a_cached_file_that_is_cut_short_is_not_used(
+    tmp_path: Path, served: dict[str, Any], archive: bytes
+) -> None:
+    served["send"] = archive
+    find_digits(cache=tmp_path)
+    path = tmp_path / "femnist" / "fed_emnist_digitsonly_train.h5"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    wrong = f"{path} has {len(whole) - 1} bytes; expected {len(whole)}"
+    with pytest.raises(ValueError, match=re.escape(wrong)):
+        find_digits(cache=tmp_path, download=False)
+    same(find_digits(cache=tmp_path), FEW)  # fetched again
+    assert path.read_bytes() == whole
 
 
 def nothing(tmp_path: Path, reason: str) -> None:

@@ -8,7 +8,8 @@ from statistics import mean, stdev
 
 import pytest
 
-from fpfl.experiments.tables import load_table
+from fpfl.experiments.accounts import with_epsilon
+from fpfl.experiments.tables import KEY, load_table
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 TWINS = {"FFL": "FL", "FFL+Clip": "FL+Clip", "FPFL": "PFL"}
@@ -208,9 +209,8 @@ Digits = dict[tuple[object, ...], dict[str, float]]
 
 def digits(table: str) -> Digits:
     """Means of the unfair digits' rows; chalk's accuracy beside them."""
-    keys = ("model", "algorithm", "cohort", "accounted_population", "variant")
     found = {}
-    for key, runs in runs_by(table, *keys, seeds=None).items():
+    for key, runs in runs_by(table, *KEY, seeds=None).items():
         fields = ("accuracy", "gap", "train_accuracy", "train_gap")
         found[key] = {field: mean(run[field] for run in runs) for field in fields}
         for where in ("test", "train"):
@@ -234,7 +234,7 @@ def test_digits_with_noise() -> None:
     rows = digits("femnist")
     plain, loose, fair = (
         rows["oriented", algorithm, 100, 3383, variant]
-        for algorithm, variant in (("PFL tuned", ""), ("FPFL-1G", "loose"), ("FPFL-1G", "α=0.04"))
+        for algorithm, variant in (("PFL tuned", ""), ("FPFL-1G", "loose"), ("FPFL-1G", "strict"))
     )
     assert {row["seeds"] for row in (plain, loose, fair)} == {5}
     assert plain["accuracy"] >= 0.945
@@ -273,4 +273,7 @@ def test_private_digits_say_what_is_real(table) -> None:
     for run in json.loads((RESULTS / table / "results.json").read_text(encoding="utf-8")):
         if run["noise_multiplier"] is not None:
             assert run["epsilon"] == pytest.approx(2.0, abs=1e-3)
-            assert run["epsilon_real"] > 11
+            assert run["epsilon_real"] > 5 * run["epsilon"]
+            names = ("epsilon", "epsilon_honest", "epsilon_real")
+            again = with_epsilon(run | dict.fromkeys(names))
+            assert all(again[name] == pytest.approx(run[name], rel=1e-6) for name in names)

@@ -13,7 +13,8 @@ for what it counts: a user with several relevant samples counts as their mean.
 
 The numbers were chosen on Adult's training users, a quarter of whom were held out, for the false
 negative rate by sex, with both of the paper's networks (``docs/robust.md`` has alternatives).
-Choosing them looked at data, which no ε covers; using them elsewhere does not. They suppose
+Choosing them looked at data, which no ε covers; using them elsewhere does not. (0.4/n̄ is
+0.2 for Adult's users, who have two samples; it is for users with many.) They suppose
 features of about unit variance and a model of a few thousand parameters; for others they are a
 place to start from.
 """

@@ -45,8 +45,9 @@ def _plan_of(result: dict[str, Any], *, real: bool) -> PrivacyPlan:
     users, cohort = result["population"], result["real_cohort"]
     noise = result["noise_multiplier"]
     if not real:
-        noise *= result["cohort"] / cohort
-        users, cohort = result["accounted_population"] or users, result["cohort"]
+        asked = result["cohort"] or cohort
+        noise *= asked / cohort
+        users, cohort = result["accounted_population"] or users, asked
     return _plan(
         users,
         cohort,

@@ -49,6 +49,11 @@ def title(options: Options) -> str:
     return "adult"
 
 
+def content(options: Options) -> str:
+    """The data comes with the package."""
+    return title(options)
+
+
 def users(row: Row, options: Options) -> int:
     """K of a row: users of mean size, or single samples when the row is central."""
     return _population(row.mean_samples, row.constraint, 0).population

@@ -13,6 +13,7 @@ from typing import Any
 from fpfl.experiments.options import Options
 from fpfl.experiments.rows import TASKS, Result, row_name
 from fpfl.experiments.tables import Row
+from fpfl.store.files import write_whole
 
 PARTIAL, RESULTS, ABOUT = "partial.json", "results.json", "about.json"
 
@@ -24,7 +25,7 @@ def run_key(row: Row, seed: int, options: Options) -> str:
     """
     said = asdict(row) | {
         "seed": seed,
-        "data": TASKS[row.task].title(options),
+        "data": (TASKS[row.task].title(options), TASKS[row.task].content(options)),
         "convention": options.convention,
         "noise": options.noise_multiplier(row_name(row, options)) if row.private else None,
     }
@@ -51,16 +52,23 @@ def read_kept(folder: Path) -> list[Result]:
     return []
 
 
-def write_partial(folder: Path, results: Sequence[Result]) -> None:
-    """Keep what is finished so far; the file is whole at any time."""
+def write_kept(folder: Path, name: str, results: Sequence[Result]) -> None:
+    """Keep runs in a file that is whole at any time."""
     folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f".{PARTIAL}"
-    part.write_text(json_text(results), encoding="utf-8")
-    part.replace(folder / PARTIAL)
+    write_whole(folder / name, json_text(results).encode())
+
+
+def write_about(folder: Path, about: dict[str, Any]) -> None:
+    """Say how the folder's runs were made; from the beginning, in case a call is cut off."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / ABOUT, f"{json.dumps(about, indent=1)}\n".encode())
 
 
 def read_about(folder: Path) -> list[dict[str, Any]]:
-    """Under what the runs that are kept were made: the latest call first."""
+    """Under what the runs that are kept were made: the latest call first.
+
+    ``wall_seconds`` is None for a call that was cut off.
+    """
     path = folder / ABOUT
     if not path.exists():
         return []

@@ -10,7 +10,7 @@ from typing import Any
 
 from fpfl.data.femnist.unfair import GROUPS
 from fpfl.experiments.accounts import statement
-from fpfl.experiments.tables import Row
+from fpfl.experiments.tables import KEY, Row
 from fpfl.privacy.statement import round_up
 
 Results = Sequence[dict[str, Any]]
@@ -34,7 +34,13 @@ def worst(result: dict[str, Any], rate: str, where: str) -> float:
     The largest of the groups' values for errors, the smallest for everything else.
     """
     values = result["rates"][where][rate].items()
-    groups: list[float] = [value for name, value in values if name not in ("overall", "gap")]
+    groups: list[float] = [
+        value
+        for name, value in values
+        if name not in ("overall", "gap") and value is not None and not math.isnan(value)
+    ]
+    if not groups:
+        return math.nan
     return max(groups) if rate in ERRORS else min(groups)
 
 
@@ -64,10 +70,7 @@ def markdown_table(results: Results, rows: Sequence[Row], about: dict[str, Any])
         f"Data: {results[0]['data']}. Mean ± standard deviation over seeds, the paper's single run "
         f"in brackets. {shape.intro}",
         "",
-        "Made by `{command}` on {date} ({hardware}; Python {python}, torch {torch}; "
-        "{wall_seconds} s).".format(**about),
-        *("And by `{command}` on {date} ({hardware}; {wall_seconds} s).".format(**each)
-          for each in about.get("earlier", ())),
+        *(_made(each) for each in (about, *about.get("earlier", ()))),
         "",
         f"| {' | '.join(shape.columns)} |",
         "| --- " * len(shape.columns) + "|",
@@ -83,9 +86,20 @@ def markdown_table(results: Results, rows: Sequence[Row], about: dict[str, Any])
     return "\n".join(lines) + "\n"
 
 
+def _made(about: dict[str, Any]) -> str:
+    seconds = about["wall_seconds"]
+    ended = "cut off" if seconds is None else f"{seconds} s"
+    where = "{hardware}; Python {python}, torch {torch}".format(**about)
+    return f"Made by `{about['command']}` on {about['date']} ({where}; {ended})."
+
+
 def _key(result: dict[str, Any]) -> tuple[Any, ...]:
-    names = ("model", "algorithm", "cohort", "accounted_population", "variant")
-    return tuple(result[name] for name in names)
+    return tuple(result[name] for name in KEY)
+
+
+def _algorithm(row: Row, mine: Results) -> str:
+    stopped = sum(result["stopped"] is not None for result in mine)
+    return f"{row.algorithm} ({stopped} of {len(mine)} diverged)" if stopped else row.algorithm
 
 
 def _figure(key: str) -> Callable[[Row, Results], str]:
@@ -119,12 +133,12 @@ def _cohort(row: Row, mine: Results) -> str:
     real = mine[0]["real_cohort"]
     if row.cohort is None or real == row.cohort:
         return str(row.cohort or "–")
-    return f"{row.cohort} (of {real})"
+    return f"{row.cohort} (here {real})"
 
 
 _FIRST: dict[str, Callable[[Row, Results], str]] = {
     "model": lambda row, mine: row.model,
-    "algorithm": lambda row, mine: row.algorithm,
+    "algorithm": _algorithm,
     "m": _cohort,
     "variant": lambda row, mine: row.variant or "–",
     "seeds": lambda row, mine: ", ".join(str(r["seed"]) for r in mine),
@@ -166,12 +180,13 @@ SHAPES = {
             "training gap": _figure("train_gap"),
             "training chalk": _group("accuracy", f"pen={GROUPS[-1]}", "train"),
             "T": lambda row, mine: str(mine[0]["rounds"]),
-            "calibrated for": lambda row, mine: f"{row.population:,}" if row.population else "–",
+            "calibrated for": lambda row, mine: f"{row.population:,}" if row.private else "–",
         }
         | _LAST
         | {
             "real ε": _epsilon("epsilon_real"),
             "seconds": lambda row, mine: f"{max(r['training_seconds'] for r in mine):.0f}",
+            "precision": lambda row, mine: ", ".join(sorted({r["precision"] for r in mine})),
         },
     ),
 }

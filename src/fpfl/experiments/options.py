@@ -1,4 +1,4 @@
-"""What may be varied for a whole table, never for one row."""
+"""What may be varied for a whole table; for single rows, nothing but σ."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class Options:
         Sampler, sensitivity and accountant.
     noise
         (pattern, σ) pairs that replace calibration, where dp-accounting is not installed: the first
-        pattern that a row's name matches counts.
+        pattern that a row's name matches counts, and ``"*"`` after all others. σ is that of the
+        row's full cohort: where there are fewer users than that, it shrinks with their number.
     overrides
         ``key=value`` settings of all rows, for the alternatives in docs/reproduction.md.
     data, order
@@ -42,7 +43,7 @@ class Options:
 
     def noise_multiplier(self, name: str) -> float | None:
         """σ that was given for a row; None where it is to be calibrated."""
-        for pattern, sigma in self.noise:
+        for pattern, sigma in sorted(self.noise, key=lambda pair: pair[0] == "*"):
             if matches(name, pattern):
                 return sigma
         return None

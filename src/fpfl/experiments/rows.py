@@ -34,6 +34,10 @@ class Task(Protocol):
         """What the data is called."""
         ...
 
+    def content(self, options: Options) -> str:
+        """A fingerprint of the data."""
+        ...
+
     def users(self, row: Row, options: Options) -> int:
         """K of a row."""
         ...
@@ -206,8 +210,9 @@ def _with_noise(row: Row, settings: dict[str, Any], data: FederatedDataset) -> d
     constrained, rounds = settings["constraint"] is not None, settings["rounds"]
     users, cohort = row.population or data.population, row.cohort or settings["cohort"]
     plan = _plan(privacy, users, cohort, rounds, constrained)
-    sigma = plan.noise_multiplier * settings["cohort"] / plan.cohort
-    changes: dict[str, Any] = {"privacy": replace(privacy, epsilon=None, noise_multiplier=sigma)}
+    sigma = plan.noise_multiplier * (settings["cohort"] / plan.cohort)
+    private = replace(privacy, epsilon=None, noise_multiplier=sigma, delta=plan.delta)
+    changes: dict[str, Any] = {"privacy": private}
     if row.suggested and row.pace:
         samples = data.schema.samples_per_user
         rate = suggested_learning_rate(

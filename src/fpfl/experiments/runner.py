@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from datetime import UTC, datetime
-from json import dumps
 from pathlib import Path
 from typing import Any, get_args
 
@@ -23,19 +22,19 @@ from fpfl.data.femnist.unfair import Order
 from fpfl.experiments.accounts import with_epsilon
 from fpfl.experiments.femnist import default_scale
 from fpfl.experiments.kept import (
-    ABOUT,
     PARTIAL,
     RESULTS,
     json_text,
     read_about,
     read_kept,
     run_key,
-    write_partial,
+    write_about,
+    write_kept,
 )
 from fpfl.experiments.markdown import markdown_table
 from fpfl.experiments.options import Options, parsed_noise
 from fpfl.experiments.rows import Result, row_name, run_row
-from fpfl.experiments.tables import Row, load_table, matches, override
+from fpfl.experiments.tables import KEY, Row, load_table, matches, override
 from fpfl.privacy.plan import Convention
 from fpfl.users.precision import Precision
 
@@ -81,7 +80,9 @@ def run_table(
             f"{out / PARTIAL} has finished runs of a table that was cut off: go on with them by "
             "--resume, or remove the file"
         )
-    start = time.perf_counter()
+    start, command = time.perf_counter(), shlex.join(words)
+    before = read_about(out) if out is not None and resume else []
+    earlier = {"earlier": before} if before else {}
     results = reproduce(
         table,
         seeds=range(seeds),
@@ -91,11 +92,11 @@ def run_table(
         report=print_result,
         folder=out,
         resume=resume,
+        about=about_this_run(command, None) | earlier,
     )
-    about = about_this_run(shlex.join(words), time.perf_counter() - start)
+    about = about_this_run(command, time.perf_counter() - start) | earlier
     if out is not None:
-        earlier = read_about(out) if resume else []
-        write_results(out, results, about | ({"earlier": earlier} if earlier else {}))
+        write_results(out, results, about)
     if as_json:
         return json_text(results).rstrip()
     return markdown_table(results, load_table(table), about)
@@ -111,7 +112,8 @@ def print_result(result: Result, done: int, total: int) -> None:
     """One line on the error stream for each finished run."""
     print(
         f"[{done}/{total}] {result['model']} {result['algorithm']} m={result['cohort'] or '-'} "
-        f"{result['variant']} seed {result['seed']}: {_shown(result['accuracy'])}, gap "
+        f"of {result['accounted_population'] or result['population']:,} {result['variant']} "
+        f"seed {result['seed']}: {_shown(result['accuracy'])}, gap "
         f"{result['gap']:.3f} (training {result['train_gap']:.3f}), {result['seconds']} s",
         file=sys.stderr,
         flush=True,
@@ -132,11 +134,13 @@ def reproduce(
     report: Callable[[Result, int, int], None] | None = None,
     folder: Path | None = None,
     resume: bool = False,
+    about: dict[str, Any] | None = None,
 ) -> list[Result]:
     """Run the rows of a table that match, with every seed; results in the table's order.
 
-    What is finished so far is kept in a file of ``folder`` until all is, so that a run which is
-    cut off has not been for nothing. With ``resume`` the runs that the folder has are not run
+    What is finished so far is kept in a file of ``folder`` until `write_results` has written all,
+    so that a table which is cut off has not been for nothing; ``about`` says how it is made. With
+    ``resume`` the runs that the folder has are not run
     again, and all of them are among the results, those of other rows and seeds too; runs with
     other settings are refused.
     """
@@ -149,22 +153,33 @@ def reproduce(
         raise ValueError(f"no row of {table} matches {pattern!r}; the rows are {', '.join(names)}")
     if not seeds:
         raise ValueError("no seeds were given; give at least one")
+    _check_patterns(options, [row_name(row, options) for row in everything])
     done = _done(folder, everything, options) if resume and folder else {}
     work = [
         (row, seed) for row in rows for seed in seeds if (everything.index(row), seed) not in done
     ]
     places = [(everything.index(row), seed) for row, seed in work]
+    if folder is not None:
+        write_kept(folder, PARTIAL, [done[place] for place in sorted(done)])
+        write_about(folder, about or {})
     for index, result in _run_all(work, options, jobs or side_by_side(options.device)):
         row, seed = work[index]
-        done[places[index]] = with_epsilon(result | {"run": run_key(row, seed, options)})
+        done[places[index]] = result | {"run": run_key(row, seed, options)}
         if folder is not None:
-            write_partial(folder, [done[place] for place in sorted(done)])
+            write_kept(folder, PARTIAL, [done[place] for place in sorted(done)])
         if report:
             finished = sum(place in done for place in places)
             report(result, finished, len(work))
-    if folder is not None:
-        (folder / PARTIAL).unlink(missing_ok=True)
     return [with_epsilon(done[place]) for place in sorted(done)]
+
+
+def _check_patterns(options: Options, names: Sequence[str]) -> None:
+    for pattern, sigma in options.noise:
+        if not any(matches(name, pattern) for name in names):
+            raise ValueError(
+                f"--noise-multiplier {pattern}={sigma:g}: no row matches; the rows are "
+                f"{', '.join(names)}"
+            )
 
 
 def _varied(row: Row, options: Options) -> Row:
@@ -176,12 +191,9 @@ def _varied(row: Row, options: Options) -> Row:
 def _done(folder: Path, rows: Sequence[Row], options: Options) -> dict[tuple[int, int], Result]:
     """The folder's runs by (row, seed)."""
     found = {}
-    by_key = {row.key: number for number, row in enumerate(rows)}
+    by_key: dict[tuple[Any, ...], int] = {row.key: number for number, row in enumerate(rows)}
     for result in read_kept(folder):
-        key = tuple(
-            result[name]
-            for name in ("model", "algorithm", "cohort", "accounted_population", "variant")
-        )
+        key = tuple(result.get(name) for name in KEY)
         number, seed = by_key.get(key), result["seed"]
         if number is None or result["run"] != run_key(rows[number], seed, options):
             raise ValueError(
@@ -204,7 +216,7 @@ def side_by_side(device: str) -> int:
 def _run_all(
     work: Sequence[tuple[Row, int]], options: Options, jobs: int
 ) -> Iterator[tuple[int, Result]]:
-    if jobs == 1 or len(work) == 1:
+    if jobs == 1 or len(work) <= 1:
         for index, (row, seed) in enumerate(work):
             yield index, run_row(row, seed, options)
         return
@@ -223,14 +235,14 @@ def _run_all(
 
 def write_results(folder: Path, results: list[Result], about: dict[str, Any]) -> None:
     """Write ``results.json`` (the runs), ``about.json`` and ``table.md`` (for people)."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / RESULTS).write_text(json_text(results), encoding="utf-8")
-    (folder / ABOUT).write_text(dumps(about, indent=1) + "\n", encoding="utf-8")
+    write_kept(folder, RESULTS, results)
+    write_about(folder, about)
     rows = load_table(results[0]["table"])
     (folder / "table.md").write_text(markdown_table(results, rows, about), encoding="utf-8")
+    (folder / PARTIAL).unlink(missing_ok=True)
 
 
-def about_this_run(command: str, seconds: float) -> dict[str, Any]:
+def about_this_run(command: str, seconds: float | None) -> dict[str, Any]:
     """What a reader needs to place the figures: command, machine, versions, date."""
     return {
         "command": command,
@@ -239,5 +251,5 @@ def about_this_run(command: str, seconds: float) -> dict[str, Any]:
         + (torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "wall_seconds": round(seconds, 1),
+        "wall_seconds": seconds if seconds is None else round(seconds, 1),
     }

@@ -21,6 +21,9 @@ TABLES = (
     "femnist",
 )
 
+KEY = ("model", "algorithm", "cohort", "accounted_population", "variant")
+"""The fields of a result that say which row it is of; `Row.key` has their values."""
+
 NETWORKS = {"shallow": SHALLOW, "deep": DEEP}
 
 SETTINGS: dict[str, type] = {

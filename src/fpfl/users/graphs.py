@@ -114,8 +114,9 @@ class Graphs:
             with torch.cuda.stream(side):
                 self.record(static)
             torch.cuda.current_stream().wait_stream(side)
-            # Graphs are replayed one after the other, and each keeps what it hands out: what they
-            # only pass through may lie in one place for all.
+            # One pool for all sizes, since they are replayed one after the other: what one only
+            # passes through may lie where another's recording lies. So a recording is good until
+            # the next batch is computed, and whoever needs it longer copies it.
             if self._pool is None:
                 self._pool = torch.cuda.graph_pool_handle()
             with torch.cuda.graph(graph, pool=self._pool):

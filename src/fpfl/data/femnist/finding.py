@@ -62,6 +62,7 @@ def find_digits(
         return _at(Path(where))
     folder = (_cache() if cache is None else Path(cache)) / "femnist"
     try:
+        _check_sizes(folder)
         return _in_folder(folder)
     except ValueError as error:
         not_there = str(error)
@@ -79,6 +80,14 @@ def find_digits(
             f"copied: here the download of {URL} failed: {reason}"
         ) from error
     return _in_folder(folder)
+
+
+def _check_sizes(folder: Path) -> None:
+    """Refuse files of the archive that are not whole: a copy may have been cut short."""
+    for name, size in SIZES.items():
+        path = folder / name
+        if path.exists() and path.stat().st_size != size:
+            raise ValueError(f"{path} has {path.stat().st_size} bytes; expected {size}")
 
 
 def _cache() -> Path:

@@ -37,7 +37,7 @@ class LeafSource:
     """
 
     folder: Path
-    title: str = "FEMNIST digits (LEAF)"
+    title: str = "digits in LEAF's layout"
     _known: dict[Part, list[str]] = field(default_factory=dict, init=False, repr=False)
 
     def names(self) -> list[str]:

@@ -41,7 +41,7 @@ def unfair_digits(
     order, seed
         How writers are dealt to pens; the seed also draws the blackboards' noise.
     features
-        ``"pixels"``, ``"standardised"`` or ``"oriented"``.
+        ``"pixels"``, ``"standardised"``, ``"oriented"`` or ``"both ways"``.
     samples_per_user
         What the schema declares, a public number.
     """
