@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
-from robust_tables import Result, by, figure, runs, source
+from robust_tables import RESULTS, Result, by, figure, runs, source
 
 from fpfl.experiments.tables import KEY, Row, load_table
 from fpfl.privacy.statement import round_up
@@ -112,8 +113,13 @@ def _mean(found: list[Result], where: str, pen: str) -> float:
 
 
 def _source(name: str) -> str:
-    first = runs(name)[0]
-    return f"Data: {first['data']}. {source(name)}"
+    """The data, and every call that made some of the rows."""
+    about = json.loads((RESULTS / name / "about.json").read_text(encoding="utf-8"))
+    calls = [
+        f"- `{each['command']}`, {each['date']}, {each['hardware']}, {each['wall_seconds']:.0f} s."
+        for each in (about, *about.get("earlier", []))
+    ]
+    return "\n".join([f"Data: {runs(name)[0]['data']}.", "", *calls])
 
 
 TABLES: dict[str, Callable[[list[str]], str]] = {

@@ -19,7 +19,7 @@ from fpfl.experiments.tables import Row
 from fpfl.fairness.constraints import Constraint, accuracy_parity
 from fpfl.models import cnn, mlp
 
-BUNDLED_SCALE = 0.05
+BUNDLED_SCALE = 0.015
 """Of the rounds, on the digits that need no file: a minute or two on a CPU."""
 
 SEED = 0
