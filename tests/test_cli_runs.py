@@ -280,10 +280,10 @@ def test_suggested_settings(fpfl, own, tmp_path: Path) -> None:
         assert settings["clip"][name] == value
     assert settings["method"]["kind"] == "OneGradient"
     assert re.search(r"Settings used: rounds = 6, learning_rate = [0-9.]+, clip = \{ bound", out)
-    assert fpfl("resume", run, "--rounds", 100)[0] in (0, 1)  # 1: its budget is spent on the way
-    assert used(run)["rounds"] == 100
+    assert fpfl("resume", run, "--rounds", 400)[0] in (0, 1)  # 1: its budget is spent on the way
+    assert used(run)["rounds"] == 400
     assert used(run)["learning_rate"] == found.learning_rate
-    again = suggest(schema, population=300, cohort=60, noise_multiplier=2.0, rounds=100)
+    again = suggest(schema, population=300, cohort=60, noise_multiplier=2.0, rounds=400)
     assert again.learning_rate < found.learning_rate
 
     given = own(*bare, ("suggested = true", 'suggested = true\noptimizer = "adam"\n'

@@ -47,7 +47,7 @@ ALLOWED = {
     },
     "experiments": {
         "arguments", "data", "fairness", "methods", "models", "privacy", "report", "run", "server",
-        "suggest", "train", "users",
+        "store", "suggest", "train", "users",
     },
     "config_sections": {"methods", "models", "privacy", "server", "suggest", "users"},
     "config": {

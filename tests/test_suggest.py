@@ -11,7 +11,7 @@ from torch import nn
 
 import fpfl
 from fpfl import Schema, merge_values, suggest
-from fpfl.suggest import suggested_clipping
+from fpfl.suggest import suggested_clipping, suggested_learning_rate
 
 
 def test_the_rules_use_public_quantities_alone() -> None:
@@ -97,3 +97,10 @@ def test_adult_as_a_regression() -> None:
     torch.testing.assert_close((data.labels - 1) / 98 * 6 - 3, scaled, rtol=1e-4, atol=1e-4)
     with pytest.raises(ValueError, match="hours-per-week"):
         fpfl.load_adult("test", label="age")
+
+
+def test_a_user_with_many_samples_takes_no_larger_steps() -> None:
+    """A gradient is summed over n̄ samples: where there is no noise to speak of, η falls with n̄."""
+    for samples, expected in ((None, 0.2), (1.0, 0.2), (2.0, 0.2), (75.0, 0.4 / 75)):
+        clipping = suggested_clipping(Schema((3,), samples_per_user=samples or 1.0))
+        assert suggested_learning_rate(clipping, 1e-6, 2000, 1000, samples) == expected
