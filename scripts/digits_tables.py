@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from statistics import mean
 from typing import Any
 
 from robust_tables import RESULTS, Result, by, figure, runs, source
@@ -17,23 +18,22 @@ def digits_table(names: list[str]) -> str:
     (name,) = names
     paper = {row.key: row for row in load_table("femnist")}
     lines = [
-        "| network | algorithm | m | noise of K = | seeds | accuracy | paper | gap | paper "
-        "| black, blue, chalk | training accuracy | gap | chalk |",
-        "| --- " * 13 + "|",
+        "| network | algorithm | noise of K = | seeds | accuracy (paper) | gap (paper) "
+        "| black, blue, chalk | training: accuracy, gap, chalk |",
+        "| --- " * 8 + "|",
     ]
     for key, found in by(runs(name), *KEY).items():
         row = paper[key]
         cells = [
             row.model,
             f"{row.algorithm}{', ' * bool(row.variant)}{row.variant}",
-            str(row.cohort),
             f"{row.population:,}" if row.private else "–",
             str(len(found)),
-            *_beside(row, found, "accuracy"),
-            *_beside(row, found, "gap"),
+            _beside(row, found, "accuracy"),
+            _beside(row, found, "gap"),
             ", ".join(f"{_mean(found, 'test', pen):.3f}" for pen in ("black", "blue", "chalk")),
-            figure(run["train_accuracy"] for run in found),
-            figure(run["train_gap"] for run in found),
+            f"{mean(run['train_accuracy'] for run in found):.3f}, "
+            f"{mean(run['train_gap'] for run in found):.3f}, "
             f"{_mean(found, 'train', 'chalk'):.3f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
@@ -102,14 +102,14 @@ def _otherwise(changes: dict[str, Any]) -> str:
     return ", ".join(words[name](value) for name, value in changes.items())
 
 
-def _beside(row: Row, found: list[Result], field: str) -> tuple[str, str]:
-    paper = f"{row.paper[field]:.3f}" if field in row.paper else "–"
-    return figure(run[field] for run in found), paper
+def _beside(row: Row, found: list[Result], field: str) -> str:
+    paper = f" ({row.paper[field]:.3f})" if field in row.paper else ""
+    return figure(run[field] for run in found) + paper
 
 
 def _mean(found: list[Result], where: str, pen: str) -> float:
     group = "pen=chalk" if pen == "chalk" else f"pen={pen} pen"
-    return float(sum(run["rates"][where]["accuracy"][group] for run in found) / len(found))
+    return float(mean(run["rates"][where]["accuracy"][group] for run in found))
 
 
 def _source(name: str) -> str:
