@@ -8,7 +8,6 @@ noise. No figure here looks at the test digits.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import shlex
 import sys
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 
 from fpfl.experiments import femnist
+from fpfl.experiments.kept import RESULTS, write_about, write_kept
 from fpfl.experiments.options import Options
 from fpfl.experiments.rows import train_row
 from fpfl.experiments.runner import about_this_run
@@ -81,10 +81,8 @@ def main() -> None:
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
         found = list(pool.map(one, jobs))
     command = shlex.join(["python", "scripts/choose_digits.py", *sys.argv[1:]])
-    OUT.mkdir(parents=True, exist_ok=True)
-    about = about_this_run(command, time.perf_counter() - start)
-    (OUT / "results.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    (OUT / "about.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    write_kept(OUT, RESULTS, found)
+    write_about(OUT, about_this_run(command, time.perf_counter() - start))
 
 
 if __name__ == "__main__":

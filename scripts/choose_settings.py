@@ -8,7 +8,6 @@ here looks at the test set. ``python scripts/choose_settings.py --seeds 3``.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import shlex
 import sys
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 
 import fpfl
+from fpfl.experiments.kept import RESULTS, write_about, write_kept
 from fpfl.experiments.runner import about_this_run
 from fpfl.experiments.tables import NETWORKS
 from fpfl.privacy.accounting import calibrate_poisson
@@ -105,10 +105,8 @@ def main() -> None:
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
         found = list(pool.map(one, jobs))
     command = shlex.join(["python", "scripts/choose_settings.py", *sys.argv[1:]])
-    OUT.mkdir(parents=True, exist_ok=True)
-    about = about_this_run(command, time.perf_counter() - start)
-    (OUT / "results.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    (OUT / "about.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    write_kept(OUT, RESULTS, found)
+    write_about(OUT, about_this_run(command, time.perf_counter() - start))
 
 
 if __name__ == "__main__":

@@ -116,7 +116,8 @@ def _source(name: str) -> str:
     """The data, and every call that made some of the rows."""
     about = json.loads((RESULTS / name / "about.json").read_text(encoding="utf-8"))
     calls = [
-        f"- `{each['command']}`, {each['date']}, {each['hardware']}, {each['wall_seconds']:.0f} s."
+        f"- `{each['command']}`, {each['date']}, {each['hardware']}, "
+        + ("cut off." if each["wall_seconds"] is None else f"{each['wall_seconds']:.0f} s.")
         for each in (about, *about.get("earlier", []))
     ]
     return "\n".join([f"Data: {runs(name)[0]['data']}.", "", *calls])
