@@ -253,22 +253,26 @@ def test_digits_with_noise() -> None:
 
 
 def test_digits_in_large_cohorts() -> None:
+    """What was asked for, half of PFL's gap for 0.02 of accuracy, is missed, as the page says."""
     rows = digits("femnist-large")
     for population in (338_300, 3_383_000):
-        plain, fair, papers = (
-            rows[model, algorithm, 2000, population, ""]
-            for model, algorithm in (("oriented", "PFL tuned"), ("oriented", "FPFL-1G"),
-                                     ("cnn", "PFL"))
+        plain, fair, papers, fpfl, lift = (
+            rows[model, algorithm, 2000, population, variant]
+            for model, algorithm, variant in (
+                ("oriented", "PFL tuned", ""), ("oriented", "FPFL-1G", ""),
+                ("cnn", "PFL", ""), ("cnn", "FPFL", ""), ("cnn", "FPFL-1G", "lift"))
         )  # fmt: skip
         for gap in ("gap", "train_gap"):
             assert fair[gap] <= 0.5 * plain[gap]
-            assert fair[gap] <= 0.25 * papers[gap]
-        assert fair["accuracy"] >= papers["accuracy"]
-        # Short of 0.02, as the page says.
+            assert fair[gap] <= 0.35 * papers[gap]
         assert plain["accuracy"] - 0.03 < fair["accuracy"] < plain["accuracy"] - 0.02
+        assert fpfl["gap"] == pytest.approx(0.5 * papers["gap"], rel=0.02)
+        assert papers["accuracy"] - 0.03 < fpfl["accuracy"] < papers["accuracy"] - 0.02
+        assert 0.5 * papers["gap"] < lift["gap"] <= 0.61 * papers["gap"]
+        assert lift["accuracy"] > papers["accuracy"] + 0.01
 
 
-@pytest.mark.parametrize("table", ["femnist", "femnist-large"])
+@pytest.mark.parametrize("table", ["femnist", "femnist-alone", "femnist-large"])
 def test_private_digits_say_what_is_real(table) -> None:
     for run in json.loads((RESULTS / table / "results.json").read_text(encoding="utf-8")):
         if run["noise_multiplier"] is not None:
