@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 
 # What each stamp installs besides the package itself.
 EXTRAS_base :=
-EXTRAS_dev := [dev,sklearn,femnist]
+EXTRAS_dev := [dev,sklearn,femnist,flower]
 EXTRAS_docs := [docs]
 
 .DEFAULT_GOAL := help

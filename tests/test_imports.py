@@ -31,14 +31,18 @@ ALLOWED = {
     "fingerprint": {"data"},
     "folder": {"privacy", "store"},
     "begun": {"data", "fairness", "fingerprint", "folder", "privacy"},
+    "conducting": {
+        "arguments", "begun", "data", "fairness", "folder", "keeping", "methods", "privacy", "run",
+        "server", "users",
+    },
     "keeping": {"begun", "folder", "privacy", "server", "store"},
     "run": {"data", "fairness", "heldout", "privacy", "server", "store", "users"},
     "arguments": {
         "data", "fairness", "methods", "privacy", "server", "suggest", "thirdparty", "users",
     },
     "train": {
-        "arguments", "begun", "data", "fairness", "folder", "keeping", "methods", "privacy",
-        "randomness", "run", "server", "thirdparty", "users",
+        "arguments", "begun", "conducting", "data", "fairness", "fingerprint", "folder", "keeping",
+        "methods", "privacy", "randomness", "run", "server", "thirdparty", "users",
     },
     "suggest": {"data", "fairness", "methods", "privacy"},
     "audit": {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, is_dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import torch
@@ -23,13 +23,26 @@ from fpfl.privacy.settings import Clipping, Privacy, Sampling
 from fpfl.server.selection import Rule
 from fpfl.server.state import Row
 from fpfl.suggest import with_counts
-from fpfl.thirdparty.sums import ThirdParty
 from fpfl.users.engine import MEMORY_BUDGET
 from fpfl.users.flat import FlatModel
 from fpfl.users.layout import Layout
 from fpfl.users.local import FederatedAveraging
 from fpfl.users.precision import Precision
 from fpfl.users.task import check_model
+
+
+class Noisy(Protocol):
+    """Whoever adds noise to totals: the plan, and the noise's deviation on every number of v."""
+
+    @property
+    def plan(self) -> PrivacyPlan | None:
+        """The privacy plan; None without noise."""
+        ...
+
+    @property
+    def noise_stddev(self) -> Tensor:
+        """The standard deviation of the noise on every number of v."""
+        ...
 
 
 def check_device(device: torch.device | str | None) -> None:
@@ -86,20 +99,29 @@ def prepared(
             "(FederatedDataset.from_samples makes one from arrays)"
         )
     check_device(device)
+    parameter = next(iter(model.parameters()), None)
+    dtype = torch.float32 if parameter is None else parameter.dtype
+    flat = flat_model(model, data.schema, data.input_dtype(dtype), device)
+    w = flat.vector()
+    return flat, data.to(w.device, w.dtype)
+
+
+def flat_model(
+    model: nn.Module, schema: Schema, inputs: torch.dtype, device: torch.device | str | None = None
+) -> FlatModel:
+    """A copy of the model as a function of w, checked; ``inputs`` is what its features are in."""
     model = copy.deepcopy(model).train()
     if device is not None:
         model = model.to(device)
-    parameter = next(iter(model.parameters()), None)
-    if parameter is None:
+    if next(iter(model.parameters()), None) is None:
         raise ValueError("the model has no parameters; give one that can be trained")
-    data = data.to(parameter.device, parameter.dtype)
     if not any(p.requires_grad for p in model.parameters()):
         raise ValueError("the model has no trainable parameters; give one that has")
-    check_model(model, data.schema, data.input_dtype(parameter.dtype))
+    check_model(model, schema, inputs)
     flat = FlatModel.of(model)
     if not bool(flat.vector().isfinite().all()):
         raise ValueError("the model's initial parameters are not finite; initialise it first")
-    return flat, data
+    return flat
 
 
 def chosen_method(method: Method | None, constraint: Constraint | None) -> Method:
@@ -140,6 +162,29 @@ def chosen_clipping(
     return Clipping(float(clip))
 
 
+def check_numbers(
+    population: int,
+    cohort: int,
+    rounds: int,
+    samples_per_user: int | None,
+    learning_rate: float,
+) -> None:
+    """Refuse numbers out of range."""
+    for name, number in (("cohort", cohort), ("rounds", rounds)):
+        if not isinstance(number, int | np.integer) or isinstance(number, bool):
+            raise ValueError(f"{name} is {number!r}; give a whole number")
+    if cohort < 1 or cohort > population:
+        raise ValueError(
+            f"the cohort is {cohort}; it must be between 1 and the population {population}"
+        )
+    if rounds < 1:
+        raise ValueError(f"rounds is {rounds}; it must be at least 1")
+    if samples_per_user is not None and samples_per_user < 1:
+        raise ValueError(f"samples_per_user is {samples_per_user}; it must be at least 1")
+    if not learning_rate > 0:
+        raise ValueError(f"the learning rate is {learning_rate}; it must be positive")
+
+
 def check_settings(
     data: FederatedDataset,
     constraint: Constraint | None,
@@ -153,19 +198,7 @@ def check_settings(
 
     The latter looks at data, where that is allowed.
     """
-    for name, number in (("cohort", cohort), ("rounds", rounds)):
-        if not isinstance(number, int | np.integer) or isinstance(number, bool):
-            raise ValueError(f"{name} is {number!r}; give a whole number")
-    if cohort < 1 or cohort > data.population:
-        raise ValueError(
-            f"the cohort is {cohort}; it must be between 1 and the population {data.population}"
-        )
-    if rounds < 1:
-        raise ValueError(f"rounds is {rounds}; it must be at least 1")
-    if samples_per_user is not None and samples_per_user < 1:
-        raise ValueError(f"samples_per_user is {samples_per_user}; it must be at least 1")
-    if not learning_rate > 0:
-        raise ValueError(f"the learning rate is {learning_rate}; it must be positive")
+    check_numbers(data.population, cohort, rounds, samples_per_user, learning_rate)
     if constraint is None:
         return
     schema = data.schema
@@ -221,14 +254,14 @@ def memory_budget(memory: int | None, device: torch.device) -> int:
     return memory
 
 
-def count_noise(third_party: ThirdParty, layout: Layout) -> float:
+def count_noise(third_party: Noisy, layout: Layout) -> float:
     """The standard deviation of the noise on F_a and its like."""
     if third_party.plan is None or not layout.rates:
         return 0.0
     return float(third_party.noise_stddev[layout.slices["n"].start])
 
 
-def smallest_count(third_party: ThirdParty, layout: Layout) -> float:
+def smallest_count(third_party: Noisy, layout: Layout) -> float:
     """Two standard deviations of the noise on n'_a, and no less than one sample."""
     noise = count_noise(third_party, layout)
     # In the split basis n' is the sum of two noisy numbers.
@@ -254,13 +287,13 @@ def chosen_sampling(
 
 
 def public_normaliser(
-    normaliser: Literal["users", "samples"] | float, cohort: int, data: FederatedDataset
+    normaliser: Literal["users", "samples"] | float, cohort: int, schema: Schema
 ) -> float:
     """N, from public constants alone."""
     if normaliser == "users":
         return float(cohort)
     if normaliser == "samples":
-        mean = data.schema.samples_per_user
+        mean = schema.samples_per_user
         if mean is None:
             raise ValueError(
                 "normaliser='samples' needs a public constant: declare samples_per_user (the "
@@ -274,9 +307,7 @@ def public_normaliser(
     return float(normaliser)
 
 
-def drowned_notes(
-    history: Sequence[Row], third_party: ThirdParty, layout: Layout
-) -> tuple[str, ...]:
+def drowned_notes(history: Sequence[Row], third_party: Noisy, layout: Layout) -> tuple[str, ...]:
     """Name the constraints whose counts are small against their own noise."""
     if third_party.plan is None or not history:
         return ()

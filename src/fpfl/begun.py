@@ -8,11 +8,10 @@ from typing import Any
 
 from torch import nn
 
-from fpfl.data.federated import FederatedDataset
+from fpfl.data.schema import Schema
 from fpfl.fairness.constraints import Constraint
 from fpfl.fingerprint import (
     code_fingerprint,
-    data_fingerprint,
     environment,
     model_fingerprint,
     settings_fingerprint,
@@ -23,7 +22,7 @@ from fpfl.privacy.filter import Mechanism, good_order
 from fpfl.privacy.ledger import RunLedger, Terms
 from fpfl.privacy.plan import PrivacyPlan
 from fpfl.privacy.settings import Privacy
-from fpfl.privacy.statement import PrivacyStatement, round_up
+from fpfl.privacy.statement import Aggregation, PrivacyStatement, round_up
 
 
 @dataclass(frozen=True)
@@ -74,13 +73,17 @@ def begun_with(
     settings: dict[str, Any],
     seeds: tuple[Any, ...],
     model: nn.Module,
-    data: FederatedDataset,
+    data: str,
+    schema: Schema,
     constraint: Constraint | None,
     optimizer: Any,
     plan: PrivacyPlan | None,
     privacy: Privacy | None,
 ) -> Begun:
-    """What a training is begun with; ``seeds`` are its seeds and whatever else moves its bits."""
+    """What a training is begun with.
+
+    ``seeds`` are its seeds and whatever else moves its bits, ``data`` is a fingerprint.
+    """
     seed, noise_seed, *_ = seeds
     functions = [f for r in constraint.rates for f in (r.condition, r.true)] if constraint else []
     about = environment()
@@ -89,12 +92,12 @@ def begun_with(
     return Begun(
         settings=settings,
         fingerprints={
-            "data": data_fingerprint(data),
+            "data": data,
             "settings": settings_fingerprint(settings | bits),
             "model": model_fingerprint(model),
             "code": code_fingerprint(*functions, *([optimizer] if optimizer else [])),
         },
-        schema=data.schema.as_dict(),
+        schema=schema.as_dict(),
         environment=about,
         plan=plan,
         budget=_budget(plan, privacy, folder.resume),
@@ -143,7 +146,11 @@ def noise_kept(folder: RunFolder, privacy: Privacy) -> Privacy:
 
 
 def statement(
-    plan: PrivacyPlan | None, ledger: RunLedger | None, seeded_noise: bool, seeded_cohorts: bool
+    plan: PrivacyPlan | None,
+    ledger: RunLedger | None,
+    seeded_noise: bool,
+    seeded_cohorts: bool,
+    aggregation: Aggregation | None = None,
 ) -> PrivacyStatement | None:
     """What a run promises: as planned, or what the filter of changed settings kept to."""
     if plan is None:
@@ -153,6 +160,7 @@ def statement(
         # Whoever stops before T has chosen so after looking: ε is that of all T rounds.
         plan = plan.with_rounds(ledger.planned)
     said = plan.statement(seeded_noise=seeded_noise, seeded_cohorts=seeded_cohorts)
+    said = replace(said, aggregation=aggregation)
     if ledger is None:
         return said
     if limit is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -18,27 +17,24 @@ from fpfl.arguments import (
     chosen_clipping,
     chosen_method,
     chosen_sampling,
-    count_noise,
-    drowned_notes,
     fingerprint,
     memory_budget,
-    plain_optimizer,
     plain_value,
     prepared,
-    public_normaliser,
-    smallest_count,
 )
-from fpfl.begun import begun_with, noise_kept, statement
+from fpfl.begun import noise_kept
+from fpfl.conducting import FpflWarning, Settled, conduct
 from fpfl.data.federated import FederatedDataset
 from fpfl.fairness.constraints import Constraint
-from fpfl.folder import RunFolder, as_run_folder, look
-from fpfl.keeping import opened
+from fpfl.fingerprint import data_fingerprint
+from fpfl.folder import RunFolder, as_run_folder
+from fpfl.keeping import Kept
 from fpfl.methods import Broadcasting, Method
 from fpfl.privacy.settings import Clipping, Privacy, Sampling
 from fpfl.randomness import RoundStreams
-from fpfl.run import Run, with_parameters
+from fpfl.run import Run
 from fpfl.server.ranks import Ranks
-from fpfl.server.round import Callback, OptimizerFactory, ServerSettings, begin, serve
+from fpfl.server.round import Callback, OptimizerFactory
 from fpfl.server.selection import Rule
 from fpfl.server.simulation import Simulation
 from fpfl.thirdparty.noise import SeededNoise, SystemNoise
@@ -47,9 +43,7 @@ from fpfl.users.engine import CohortEngine
 from fpfl.users.local import FederatedAveraging
 from fpfl.users.precision import Precision
 
-
-class FpflWarning(UserWarning):
-    """Something about a run that its user should know."""
+__all__ = ["FpflWarning", "train"]
 
 
 def train(
@@ -182,53 +176,36 @@ def train(
     source = SystemNoise() if noise_seed is None else SeededNoise(noise_seed)
     third_party = ThirdParty(engine.layout.slices, blocks, plan, source)
     chosen = chosen_sampling(sampling, plan, data.population, cohort)
-    server = ServerSettings(
-        layout=engine.layout,
-        method=method,
-        optimizer=optimizer or (lambda w: torch.optim.SGD(w, lr=learning_rate)),
+    training = Settled.of(
+        flat,
+        data.schema,
+        engine.layout,
+        third_party,
+        population=data.population,
+        cohort=cohort,
         rounds=rounds,
-        normaliser=public_normaliser(normaliser, cohort, data),
-        tolerance=constraint.tolerance if constraint else 0.0,
-        smallest_count=smallest_count(third_party, engine.layout),
-        count_noise=count_noise(third_party, engine.layout),
+        constraint=constraint,
+        method=method,
+        privacy=privacy,
+        clipping=clipping,
+        learning_rate=learning_rate,
+        optimizer=optimizer,
+        normaliser=normaliser,
         selection=selection,
         selection_window=selection_window,
+        sampling=type(chosen).__name__,
+        samples_per_user=samples_per_user,
+        local=plain_value(local),
+        precision=precision,
+        processes=ranks.size,
+        seeded_cohorts=seed is not None,
+        seeded_noise=noise_seed is not None,
     )
-    settings = {
-        "cohort": cohort,
-        "rounds": rounds,
-        "population": data.population,
-        "constraint": constraint.name if constraint else None,
-        "tolerance": constraint.tolerance if constraint else None,
-        "method": plain_value(method),
-        "privacy": plain_value(privacy),
-        "clip": plain_value(clipping),
-        "learning_rate": learning_rate if optimizer is None else None,
-        "normaliser": server.normaliser,
-        "optimizer": None if optimizer is None else plain_optimizer(optimizer),
-        "sampling": type(chosen).__name__,
-        "samples_per_user": samples_per_user,
-        "local": plain_value(local),
-        "precision": precision,
-        "processes": ranks.size,
-        "selection": selection,
-        "selection_window": selection_window,
-        "seeded_cohorts": seed is not None,
-        "seeded_noise": noise_seed is not None,
-        "layout": plain_value(engine.layout),
-    }
-    alike = (settings, plan, blocks, engine.layout, seed)
+    alike = (training.settings, plan, blocks, engine.layout, seed)
     ranks.check_same({"data": fingerprint(data), "settings": repr(alike).encode()})
-    kept = None
-    if where is not None:
-        begun = begun_with(
-            where,
-            settings, (seed, noise_seed, memory, str(w.device)), flat.module, data, constraint,
-            optimizer, plan, privacy,
-        )  # fmt: skip
-        kept = opened(where, begun, begin(w, server), ranks)
-    try:
-        federation = Simulation(
+
+    def simulation(kept: Kept | None) -> Simulation:
+        return Simulation(
             engine,
             third_party,
             chosen,
@@ -239,36 +216,14 @@ def train(
             kept.past if kept else None,
             kept.journal if kept else None,
         )
-        outcome = serve(
-            federation,
-            w,
-            server,
-            callbacks if ranks.first else (),
-            kept.past.state if kept else None,
-            kept.journal if kept else None,
-        )
-        notes = drowned_notes(outcome.history, third_party, engine.layout)
-        notes += kept.past.notes if kept else ()
-        for note in (*notes, *([outcome.stopped] if outcome.stopped else [])):
-            warnings.warn(note, FpflWarning, stacklevel=2)
-        ledger = None
-        if kept and where:
-            ledger = kept.journal.ledger if kept.journal else look(where.path)
-        seeded_cohorts = seed is not None or (kept is not None and kept.seeded_cohorts)
-        run = Run(
-            model=with_parameters(flat, outcome.w),
-            history=outcome.history,
-            privacy=statement(plan, ledger, noise_seed is not None, seeded_cohorts),
-            selected=outcome.selected,
-            constraint=constraint,
-            stopped=outcome.stopped,
-            warnings=notes,
-            settings=settings,
-        )
-        if kept and kept.journal:
-            run.save(kept.journal.folder)
-            kept.journal.ledger.finish(len(outcome.history), outcome.stopped)
-    finally:
-        if kept and kept.journal:
-            kept.journal.close()
-    return run
+
+    return conduct(
+        training,
+        w,
+        simulation,
+        where=where,
+        data="" if where is None else data_fingerprint(data),
+        seeds=(seed, noise_seed, memory, str(w.device)),
+        ranks=ranks,
+        callbacks=callbacks,
+    )

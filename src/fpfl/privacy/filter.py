@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from fpfl.privacy._checks import cohort_of, positive_number, probability, whole_number
 from fpfl.privacy.accounting import Neighbours, _dp_accounting
 from fpfl.privacy.renyi import fixed_size_renyi, renyi_epsilon, renyi_gain
+from fpfl.privacy.shares import coins_renyi
 
 if TYPE_CHECKING:
     from fpfl.privacy.plan import PrivacyPlan
 
-Sampler = Literal["poisson", "fixed", "all"]
+Sampler = Literal["poisson", "fixed", "all", "coins"]
 
 # Divergences are added up in whole units of 2⁻⁶⁰, rounded up: such sums are exact, whatever their
 # order, and two processes that read the same charges agree to the last one.
@@ -46,8 +47,9 @@ class Mechanism:
 
     Parameters
     ----------
-    sampler : {"poisson", "fixed", "all"}
-        How the cohort is drawn: every user independently, a fixed number of users, or everyone.
+    sampler : {"poisson", "fixed", "all", "coins"}
+        How the cohort is drawn: every user independently, a fixed number of users, or everyone;
+        with "coins" every user independently, and noise in shares (`fpfl.privacy.shares`).
         Cohorts of a fixed size have replace-one neighbours only.
     population, cohort : int
         K and m; the same number where everyone takes part.
@@ -92,12 +94,17 @@ class Mechanism:
 
         For the users that the run really draws from, and with the true sensitivity: the paper's
         convention is sampling without replacement with replace-one neighbours. A cap on
-        participations only lowers the divergence, and is not counted on.
+        participations only lowers the divergence, and is not counted on. Where a server picks the
+        cohort, everybody pays for every round; a person on several nodes is that many times as
+        likely to be there.
         """
+        samplers: dict[str, Sampler] = {"poisson": "poisson", "coins": "coins", "picked": "all"}
+        users = plan.real_population or plan.population
+        picked = plan.convention == "picked"
         return cls(
-            sampler="poisson" if plan.convention == "poisson" else "fixed",
-            population=plan.real_population or plan.population,
-            cohort=plan.cohort,
+            sampler=samplers.get(plan.convention, "fixed"),
+            population=users,
+            cohort=users if picked else min(users, plan.copies * plan.cohort),
             noise_multiplier=plan.noise_multiplier,
             neighbours=plan.neighbours,
         )
@@ -132,7 +139,9 @@ class Mechanism:
           with replace-one neighbours no such bound is known to it, and the one without
           amplification is used, at Δ = 2C;
         - cohorts of a fixed size: Wang et al. 2019 at Δ = 2C
-          (:func:`~fpfl.privacy.renyi.fixed_size_renyi`).
+          (:func:`~fpfl.privacy.renyi.fixed_size_renyi`);
+        - secret coins and noise in shares: Zhu and Wang 2019
+          (:func:`~fpfl.privacy.shares.coins_renyi`).
         """
         return _renyi(self, whole_number("order", order, least=2, hint=_ORDER_HINT))
 
@@ -143,6 +152,8 @@ def _renyi(mechanism: Mechanism, order: int) -> float:
     unamplified = order * ratio * ratio / 2
     if mechanism.cohort == mechanism.population or not unamplified < _HOPELESS:
         return unamplified
+    if mechanism.sampler == "coins":
+        return coins_renyi(order, 1 / ratio, mechanism.cohort / mechanism.population)
     if mechanism.sampler == "fixed":
         amplified = fixed_size_renyi(order, 1 / ratio, mechanism.population, mechanism.cohort)
     elif mechanism.neighbours == "replace-one":

@@ -27,6 +27,7 @@ from fpfl.privacy.gaussian import (
 )
 from fpfl.privacy.rules import (
     SENSITIVITY,
+    SHARED,
     Block,
     Convention,
     PrivacyWarning,
@@ -36,6 +37,7 @@ from fpfl.privacy.rules import (
     checked_pair,
 )
 from fpfl.privacy.sampling import FixedSizeSampling, PoissonSampling
+from fpfl.privacy.shares import calibrate_shares, coins_epsilon, shares_epsilon
 from fpfl.privacy.statement import BlockNoise, PrivacyStatement
 
 __all__ = ["Block", "Convention", "Neighbours", "PrivacyPlan", "PrivacyWarning"]
@@ -59,11 +61,18 @@ class PrivacyPlan:
     poisson        Poisson              replace-one                  2C           PLD
     replace-one    fixed size           replace-one                  2C           RDP
     paper          fixed size           replace-one                  C (!)        RDP
+    coins          Poisson, by secret   zero-out (default),          C            RDP, for noise
+                   coins of the users   add-remove                                in shares
+    picked         picked by a server   zero-out (default),          C            the same, not
+                   that knows them      add-remove                                amplified
     =============  ===================  ===========================  ===========  ==============
 
     The paper takes σ at face value, as if one user changed a total by C at most. For
     replacement it is 2C, so its ε is too small: :attr:`epsilon_honest` gives the true one. Use this
     convention to reproduce the paper, and no other time.
+
+    The last two are for federations whose nodes add the noise in shares (`fpfl.privacy.shares`):
+    σ is what at least so many honest nodes add together, and rounding is in it.
 
     Parameters
     ----------
@@ -90,6 +99,8 @@ class PrivacyPlan:
     real_population : int, optional
         Number of users that the run draws its cohorts from, where that is not ``population``:
         then ε is hypothetical, and :attr:`epsilon_real` is what holds.
+    copies : int, default 1
+        A person may be on so many nodes of a federation. Conventions ``coins`` and ``picked``.
 
     See Also
     --------
@@ -106,6 +117,7 @@ class PrivacyPlan:
     blocks: tuple[Block, ...]
     max_participations: int | None
     real_population: int | None
+    copies: int
 
     def __init__(
         self,
@@ -120,12 +132,18 @@ class PrivacyPlan:
         delta: float | None = None,
         max_participations: int | None = None,
         real_population: int | None = None,
+        copies: int = 1,
     ) -> None:
         users, size = cohort_of(population, cohort)
         real = None
         if real_population is not None:
             real, _ = cohort_of(real_population, size, of="real_population")
         relation = checked_pair(convention, neighbours)
+        if copies != 1 and convention not in SHARED:
+            raise ValueError(
+                f"copies={copies} goes with the conventions of federations, {SHARED}, and not with "
+                f"{convention!r}"
+            )
         fields = {
             "convention": convention,
             "neighbours": relation,
@@ -142,6 +160,7 @@ class PrivacyPlan:
             "blocks": checked_blocks(blocks),
             "max_participations": checked_cap(max_participations, convention, relation),
             "real_population": real,
+            "copies": whole_number("copies", copies, hint="on how many nodes a person may be"),
         }
         for name, value in fields.items():
             object.__setattr__(self, name, value)
@@ -160,6 +179,7 @@ class PrivacyPlan:
         delta: float | None = None,
         max_participations: int | None = None,
         real_population: int | None = None,
+        copies: int = 1,
     ) -> PrivacyPlan:
         """Return the plan with the least noise whose :attr:`epsilon` is at most ``epsilon``.
 
@@ -168,7 +188,7 @@ class PrivacyPlan:
         epsilon : float
             ε in (0, 100], by the plan's own convention and for ``population``.
         population, cohort, rounds, blocks, convention, neighbours, delta, max_participations, \
-real_population
+real_population, copies
             As in :class:`PrivacyPlan`.
 
         Returns
@@ -187,8 +207,13 @@ real_population
             delta=delta,
             max_participations=max_participations,
             real_population=real_population,
+            copies=copies,
         )
-        if plan.convention == "poisson":
+        if plan.convention in SHARED:
+            noise = calibrate_shares(
+                epsilon, plan._chance(plan.population), plan.participations, plan.delta
+            )
+        elif plan.convention == "poisson":
             noise = calibrate_poisson(
                 epsilon, plan.cohort / plan.population, plan.rounds, plan.delta, plan.neighbours
             )
@@ -236,7 +261,7 @@ real_population
     def sampling(self) -> PoissonSampling | FixedSizeSampling:
         """The sampler of the cohorts, over the users that the run really has."""
         users = self.real_population or self.population
-        if self.convention == "poisson":
+        if self.convention in ("poisson", "coins"):
             return PoissonSampling(users, self.cohort, self.max_participations)
         return FixedSizeSampling(users, self.cohort)
 
@@ -258,16 +283,22 @@ real_population
 
     @cached_property
     def participations(self) -> int:
-        """Most rounds that one user takes part in: the cap, or what is exceeded with chance δ."""
+        """Most rounds that one user takes part in: the cap, or what is exceeded with chance δ.
+
+        Where noise comes in shares: the cap, or all.
+        """
         if self.max_participations is not None:
             return min(self.max_participations, self.rounds)
+        if self.convention in SHARED:
+            return self.rounds
         return participations_bound(self.population, self.cohort, self.rounds, self.delta)
 
     @cached_property
     def participations_real(self) -> int | None:
         """:attr:`participations` in the real population, or None where there is no other."""
         real = self._other_population
-        if real is None or self.max_participations is not None:
+        capped = self.max_participations is not None or self.convention in SHARED
+        if real is None or capped:
             return None if real is None else self.participations
         return participations_bound(real, self.cohort, self.rounds, self.delta)
 
@@ -275,14 +306,19 @@ real_population
     def epsilon_server(self) -> float:
         """ε against a server that knows the cohorts: unamplified, honest sensitivity.
 
-        For a user who takes part :attr:`participations` times. Needs no accountant.
+        For a user who takes part :attr:`participations` times. Needs no accountant. With secret
+        coins a server knows no cohorts: then it is :attr:`epsilon`.
         """
+        if self.convention == "coins":
+            return self.epsilon
         return self._unamplified(self.participations)
 
     @cached_property
     def epsilon_server_real(self) -> float | None:
         """:attr:`epsilon_server` in the real population, or None where there is no other."""
         times = self.participations_real
+        if times is not None and self.convention == "coins":
+            return self.epsilon_real
         return None if times is None else self._unamplified(times)
 
     def statement(self, seeded_noise: bool, seeded_cohorts: bool) -> PrivacyStatement:
@@ -309,7 +345,17 @@ real_population
     def _other_population(self) -> int | None:
         return None if self.real_population == self.population else self.real_population
 
+    def _chance(self, population: int) -> float:
+        """How likely a person is in a round, as far as others cannot tell."""
+        if self.convention == "picked":
+            return 1.0
+        return min(1.0, self.copies * self.cohort / population)
+
     def _amplified(self, population: int, sensitivity: int) -> float:
+        if self.convention in SHARED:
+            return coins_epsilon(
+                self.noise_multiplier, self._chance(population), self.participations, self.delta
+            )
         if self.convention != "poisson":
             return epsilon_without_replacement(
                 self.noise_multiplier / sensitivity,
@@ -331,6 +377,8 @@ real_population
         return min(epsilon, self._unamplified(self.participations))
 
     def _unamplified(self, participations: int) -> float:
+        if self.convention in SHARED:
+            return shares_epsilon(self.noise_multiplier, participations, self.delta)
         return gaussian_epsilon(
             self.noise_multiplier,
             participations,

@@ -16,7 +16,7 @@ from typing import Literal, get_args
 from fpfl.privacy._checks import positive_number, probability, whole_number
 from fpfl.privacy.accounting import Neighbours
 
-Convention = Literal["paper", "replace-one", "poisson"]
+Convention = Literal["paper", "replace-one", "poisson", "coins", "picked"]
 
 #: Sensitivity in clip bounds of every pair that has a proof, or (the paper's) a precedent. The
 #: first pair of a convention is its default.
@@ -26,7 +26,14 @@ SENSITIVITY: dict[tuple[str, str], int] = {
     ("poisson", "zero-out"): 1,
     ("poisson", "add-remove"): 1,
     ("poisson", "replace-one"): 2,
+    ("coins", "zero-out"): 1,
+    ("coins", "add-remove"): 1,
+    ("picked", "zero-out"): 1,
+    ("picked", "add-remove"): 1,
 }
+
+SHARED = ("coins", "picked")
+"""The conventions of a federation whose nodes add the noise in shares."""
 
 _WHY_NOT_FIXED_SIZE = (
     "cohorts of a fixed size are accounted for with 'replace-one' neighbours only: when a user "
@@ -89,6 +96,11 @@ def checked_pair(convention: str, neighbours: str | None) -> str:
         raise ValueError(
             f"neighbours must be one of {_quoted(get_args(Neighbours))}, but got {neighbours!r}."
         )
+    if neighbours not in allowed and convention in SHARED:
+        raise ValueError(
+            f"convention {convention!r} cannot have {neighbours!r} neighbours: the bounds on noise "
+            "in shares that are used here are for users who are left out. Leave neighbours out."
+        )
     if neighbours not in allowed:
         raise ValueError(
             f"convention {convention!r} cannot have {neighbours!r} neighbours: "
@@ -148,6 +160,8 @@ def checked_cap(cap: int | None, convention: str, neighbours: str) -> int | None
     number = whole_number(
         "max_participations", cap, hint="give the most rounds that one user may take part in"
     )
+    if convention == "picked":  # no amplification is claimed there that a cap could disturb
+        return number
     if convention != "poisson" or neighbours == "replace-one":
         raise ValueError(
             f"max_participations={number} cannot be combined with convention {convention!r} and "

@@ -90,7 +90,9 @@ class Privacy:
         δ; 1/(10 K) when it is not given.
     convention
         ``"poisson"`` (Poisson cohorts, PLD), ``"replace-one"`` (fixed cohorts, RDP, sensitivity
-        2C) or ``"paper"`` (the same with σ at face value, for reproduction).
+        2C) or ``"paper"`` (the same with σ at face value, for reproduction). For federations whose
+        nodes add the noise: ``"coins"`` (users toss secret coins) and ``"picked"`` (the server
+        picks cohorts; no amplification).
     neighbours
         Which populations count as neighbours; the convention's own when it is not given.
     population
@@ -102,6 +104,8 @@ class Privacy:
         ε that the run may cost in the end, if its settings are changed or its rounds are raised
         after looking: a privacy filter keeps to it (see ``docs/privacy.md``). It is fixed when
         the run begins; by default it is the plan's own ε.
+    copies
+        On how many nodes of a federation one person may be; their sum is what is protected.
     """
 
     epsilon: float | None = None
@@ -113,6 +117,7 @@ class Privacy:
     population: int | None = None
     max_participations: int | None = None
     budget: float | None = None
+    copies: int = 1
 
     def __post_init__(self) -> None:
         if self.budget is not None and not (math.isfinite(self.budget) and self.budget > 0):
@@ -143,6 +148,7 @@ class Privacy:
             "delta": self.delta,
             "blocks": blocks,
             "max_participations": self.max_participations,
+            "copies": self.copies,
         }
         if self.noise_multiplier is not None:
             return PrivacyPlan(noise_multiplier=self.noise_multiplier, **shared)  # type: ignore[arg-type]

@@ -25,11 +25,16 @@ _NEIGHBOURS = {
 _SAMPLERS = {
     "poisson": "Poisson sampling: every user takes part in a round independently",
     "fixed": "sampling without replacement: every cohort has the same size",
+    "coins": "secret coins: every user's node tosses for it, and tells nobody",
+    "picked": "picked by the server",
 }
 _ACCOUNTANTS = {
     "poisson": "privacy loss distributions (PLD) for Poisson sampling",
     "fixed": "Rényi DP for sampling without replacement (Wang et al. 2019), or no amplification "
     "at all where that gives less",
+    "coins": "Rényi DP of noise in shares (Kairouz, Liu and Steinke 2021), amplified for any such "
+    "mechanism by secret coins (Zhu and Wang 2019)",
+    "picked": "Rényi DP of noise in shares (Kairouz, Liu and Steinke 2021), without amplification",
 }
 _FILTER = (
     "a privacy filter, Rényi DP at order {order}, fixed before the run (Feldman and Zrnic 2021)"
@@ -44,6 +49,36 @@ class BlockNoise:
     bound: float
     share: float
     noise_stddev: float
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """How a federation adds up, as far as its promise depends on that.
+
+    Parameters
+    ----------
+    nodes
+        How many are enrolled.
+    least
+        A sum is opened only with so many nodes' contributions in it.
+    colluders
+        So many of them may tell the server all they know.
+    shares
+        Whether nodes add the noise, in shares; otherwise the server does.
+    injected
+        Whether a test generator stands in for the operating system's randomness.
+    """
+
+    nodes: int
+    least: int
+    colluders: int
+    shares: bool
+    injected: bool = False
+
+    @property
+    def adders(self) -> int:
+        """The fewest honest nodes whose noise is in a sum."""
+        return self.least - self.colluders
 
 
 @dataclass(frozen=True)
@@ -82,6 +117,7 @@ class PrivacyStatement:
     filter_spent: float | None = None
     changes: int = 0
     population_ledger: str | None = None
+    aggregation: Aggregation | None = None
 
     @classmethod
     def of(
@@ -93,13 +129,14 @@ class PrivacyStatement:
         seeded_cohorts: bool,
     ) -> PrivacyStatement:
         """Make the statement of ``plan``."""
-        sampler = "poisson" if plan.convention == "poisson" else "fixed"
+        sampler = plan.convention if plan.convention in _SAMPLERS else "fixed"
         figures: tuple[float | None, float | None, float | None]
         try:
             figures = plan.epsilon, plan.epsilon_honest, plan.epsilon_real
         except MissingAccountantError:
             figures = None, None, None
-        capped = plan.max_participations is not None
+        # Without amplification nothing is left to chance: all rounds count, or the cap.
+        capped = plan.max_participations is not None or plan.convention in ("coins", "picked")
         real = plan.real_population
         return cls(
             convention=plan.convention,
@@ -215,12 +252,17 @@ class PrivacyStatement:
 
     def _warnings(self) -> list[str]:
         lines = []
-        if self.seeded_noise:
+        if self.aggregation is not None and self.aggregation.injected:
+            lines.append(
+                "NOT PRIVATE: coins and noise came from a test generator, and whoever has its seed "
+                "can take the noise off. All figures below are those of a run without it."
+            )
+        elif self.seeded_noise:
             lines.append(
                 f"Seeded noise, {SEEDED_NOISE} (and can subtract the noise). All figures below are "
                 "those of a run whose noise nobody knows."
             )
-        if self.seeded_cohorts:
+        if self.seeded_cohorts and self.aggregation is None:
             server = self.epsilon_server_real or self.epsilon_server
             lines.append(
                 "Seeded cohorts: amplification by sampling does not hold against anyone who has "
@@ -266,6 +308,14 @@ class PrivacyStatement:
         return lines
 
     def _against_server(self) -> list[str]:
+        if self.aggregation is not None and not self.aggregation.shares:
+            return [
+                "Against the server: NO GUARANTEE. It learns the exact sum of every round and adds "
+                "the noise itself: it must be trusted with these sums. Secure aggregation keeps "
+                "single contributions from it, and nothing else."
+            ]
+        if self.convention == "coins":
+            return [self._against_the_curious()]
         who = "Against a server that knows the cohorts (no amplification by sampling)"
         lines = []
         mark = "" if self.real_population is None else f" HYPOTHETICAL, {self.population:,} users:"
@@ -280,13 +330,28 @@ class PrivacyStatement:
             )
         return lines
 
+    def _against_the_curious(self) -> str:
+        who = "Against the server"
+        parts = self.aggregation
+        if parts is None:
+            return (
+                f"{who} of a federation with secret coins and noise in shares: the same. (This "
+                "was a simulation of it.)"
+            )
+        return (
+            f"{who} that follows the protocol, and up to {parts.colluders} of the {parts.nodes} "
+            "nodes that tell it all they know: the same ε. It does not learn who was sampled, and "
+            f"no sum without the noise of at least {parts.adders} honest nodes."
+        )
+
     def _server(self, participations: int, epsilon: float) -> str:
         rounds = f"{participations} round{'' if participations == 1 else 's'}"
         figure = (
             f"ε = {round_up(epsilon)} at δ = {self.delta_server:g} for a user who takes part in"
         )
         if self.participations_capped:
-            return f"{figure} {rounds}. That is a cap: nobody takes part more often."
+            cap = "" if self.convention == "picked" else "That is a cap: "
+            return f"{figure} {rounds}. {cap}{'n' if cap else 'N'}obody takes part more often."
         return (
             f"{figure} {rounds}. There is no cap: no user exceeds it but with probability "
             f"{self.delta_server / 2:g}, which adds to δ."
@@ -304,11 +369,23 @@ class PrivacyStatement:
         )
         return [
             f"Cohorts: {self.sampler}; {self.cohort:,} of {users:,} users per round"
-            f"{' on average' if self.convention == 'poisson' else ''}, {self.rounds:,} rounds. "
+            f"{' on average' if self.convention in ('poisson', 'coins') else ''}, "
+            f"{self.rounds:,} rounds. "
             f"Accountant: {self.accountant}. Neighbours: {self.neighbours}.",
-            f"One user changes a total by at most {sensitivity}. Gaussian noise of "
+            f"One user changes a total by at most {sensitivity}. {self._whose_noise()} of "
             f"{self.noise_multiplier:.4g} clip bounds (standard deviation): {noise}.",
         ]
+
+    def _whose_noise(self) -> str:
+        parts = self.aggregation
+        if parts is None:
+            return "Gaussian noise"
+        if not parts.shares:
+            return "Gaussian noise, added by the server,"
+        return (
+            "Discrete Gaussian noise in shares, added by every node before its vector is masked; "
+            f"the shares of {parts.adders} nodes together have a standard deviation"
+        )
 
 
 def round_up(value: float) -> str:
