@@ -25,7 +25,7 @@ from fpfl.experiments.kept import RESULTS, write_about, write_kept
 from fpfl.experiments.runner import about_this_run
 from fpfl.experiments.tables import NETWORKS
 from fpfl.privacy.accounting import calibrate_poisson
-from fpfl.suggest import suggested_clipping, suggested_learning_rate
+from fpfl.suggesting import suggested_clipping, suggested_learning_rate
 
 OUT = Path(__file__).parents[1] / "docs" / "results" / "adult-chosen"
 USERS, DELTA = 16_280, 5e-5

@@ -15,7 +15,7 @@ from fpfl import BMDM, MMDM, OneGradient, Tran, cli
 from fpfl.config import load_config, make_method, run_config
 from fpfl.experiments import demo
 from fpfl.methods import Method
-from fpfl.suggest import ROUNDS
+from fpfl.suggesting import ROUNDS
 
 CONFIG = """
 [data]

@@ -14,7 +14,7 @@ import pytest
 from conftest import make_population
 
 from fpfl import cli
-from fpfl.suggest import ROUNDS, suggest
+from fpfl.suggesting import ROUNDS, suggest
 
 pytestmark = pytest.mark.filterwarnings("ignore::fpfl.FpflWarning")
 

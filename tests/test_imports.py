@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import fpfl
+
 SOURCE = Path(__file__).parents[1] / "src" / "fpfl"
 
 # An arrow of the design: this room may import those. `randomness` and `models` are leaves.
@@ -38,25 +40,25 @@ ALLOWED = {
     "keeping": {"begun", "folder", "privacy", "server", "store"},
     "run": {"data", "fairness", "heldout", "privacy", "server", "store", "users"},
     "arguments": {
-        "data", "fairness", "methods", "privacy", "server", "suggest", "thirdparty", "users",
+        "data", "fairness", "methods", "privacy", "server", "suggesting", "thirdparty", "users",
     },
-    "train": {
+    "training": {
         "arguments", "begun", "conducting", "data", "fairness", "fingerprint", "folder", "keeping",
         "methods", "privacy", "randomness", "run", "server", "thirdparty", "users",
     },
-    "suggest": {"data", "fairness", "methods", "privacy"},
+    "suggesting": {"data", "fairness", "methods", "privacy"},
     "audit": {
-        "data", "fairness", "methods", "models", "privacy", "server", "suggest", "thirdparty",
-        "train", "users",
+        "data", "fairness", "methods", "models", "privacy", "server", "suggesting", "thirdparty",
+        "training", "users",
     },
     "experiments": {
         "arguments", "data", "fairness", "methods", "models", "privacy", "report", "run", "server",
-        "store", "suggest", "train", "users",
+        "store", "suggesting", "training", "users",
     },
-    "config_sections": {"methods", "models", "privacy", "server", "suggest", "users"},
+    "config_sections": {"methods", "models", "privacy", "server", "suggesting", "users"},
     "config": {
         "config_sections", "data", "fairness", "folder", "methods", "models", "privacy", "run",
-        "server", "suggest", "train", "users",
+        "server", "suggesting", "training", "users",
     },
 }  # fmt: skip
 
@@ -88,16 +90,30 @@ def test_imports_run_one_way(room: str) -> None:
 
 
 def test_import_fpfl_imports_torch_and_numpy_alone() -> None:
-    """In a fresh interpreter, what `import fpfl` adds to torch and numpy is fpfl itself."""
+    """In a fresh interpreter, what all names of fpfl add to torch and numpy is fpfl itself."""
     code = (
         "import sys, torch, numpy, torch.func\n"
         "before = {name.split('.')[0] for name in sys.modules}\n"
         "import fpfl\n"
+        "found = [getattr(fpfl, name) for name in fpfl.__all__]\n"
         "after = {name.split('.')[0] for name in sys.modules}\n"
         "print(sorted(n for n in after - before if n not in sys.stdlib_module_names))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "['fpfl']"
+
+
+def test_a_node_without_work_needs_no_torch() -> None:
+    """Four of a federation's five steps; and names stay what they are, whatever came first."""
+    code = (
+        "import sys, fpfl, fpfl.federation.node, fpfl.federation.flower.client\n"
+        "assert 'torch' not in sys.modules\n"
+        "import fpfl.training, fpfl.suggesting\n"
+        "assert callable(fpfl.train) and callable(fpfl.suggest) and 'train' in dir(fpfl)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError, match="no attribute 'tain'"):
+        _ = fpfl.tain
 
 
 def test_the_tables_run_with_torch_and_numpy_alone(tmp_path: Path) -> None:

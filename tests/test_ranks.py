@@ -16,7 +16,7 @@ from conftest import make_population
 from fpfl import fnr_parity
 from fpfl.privacy.ledger import RunLedger
 from fpfl.server.ahead import ahead
-from fpfl.train import train
+from fpfl.training import train
 
 SCRIPT = """
 import json, sys
@@ -28,7 +28,7 @@ from pathlib import Path
 from fpfl import Clipping, FederatedAveraging, OneGradient, Privacy, RunFolder, fnr_parity
 from fpfl.server.ranks import join
 from fpfl.server.withdrawals import withdraw
-from fpfl.train import train
+from fpfl.training import train
 
 torch.set_num_threads(1)
 ranks, _ = join("cpu")

@@ -22,7 +22,7 @@ from fpfl.privacy.sampling import FixedSizeSampling, PoissonSampling
 from fpfl.privacy.settings import Clipping, Privacy, Sampling
 from fpfl.server.selection import Rule
 from fpfl.server.state import Row
-from fpfl.suggest import with_counts
+from fpfl.suggesting import with_counts
 from fpfl.users.engine import MEMORY_BUDGET
 from fpfl.users.flat import FlatModel
 from fpfl.users.layout import Layout

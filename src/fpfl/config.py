@@ -43,8 +43,8 @@ from fpfl.privacy.settings import Clipping, Privacy
 from fpfl.run import Run
 from fpfl.server.ranks import Ranks
 from fpfl.server.round import Callback
-from fpfl.suggest import suggested_clipping, suggested_learning_rate
-from fpfl.train import train
+from fpfl.suggesting import suggested_clipping, suggested_learning_rate
+from fpfl.training import train
 from fpfl.users.local import FederatedAveraging
 
 __all__ = [

@@ -15,7 +15,7 @@ from fpfl.models import SHALLOW
 from fpfl.privacy.plan import Convention, Neighbours
 from fpfl.privacy.settings import Sampling
 from fpfl.server.selection import Rule
-from fpfl.suggest import ROUNDS
+from fpfl.suggesting import ROUNDS
 from fpfl.users.precision import Precision
 
 VERSION = 1

@@ -20,7 +20,7 @@ from fpfl.privacy.rules import checked_pair
 from fpfl.privacy.settings import Privacy
 from fpfl.privacy.statement import PrivacyStatement
 from fpfl.server.round import RoundEvent
-from fpfl.train import train
+from fpfl.training import train
 from fpfl.users.local import FederatedAveraging
 
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)

@@ -17,7 +17,7 @@ from fpfl.methods import Broadcasting, Method
 from fpfl.privacy.settings import JOINT, Clipping, Privacy
 from fpfl.privacy.statement import PrivacyStatement
 from fpfl.server.round import OptimizerFactory
-from fpfl.suggest import with_counts
+from fpfl.suggesting import with_counts
 from fpfl.users.engine import make_layout
 from fpfl.users.layout import Form
 

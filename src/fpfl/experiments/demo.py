@@ -19,7 +19,7 @@ from fpfl.privacy.settings import Privacy
 from fpfl.report.plots import plot_groups
 from fpfl.run import Run, evaluate_model, evaluate_vector
 from fpfl.server.round import Callback, RoundEvent
-from fpfl.train import train
+from fpfl.training import train
 from fpfl.users.flat import FlatModel
 
 COHORT, ROUNDS, EPSILON, DELTA, CLIP, TOLERANCE, SEED = 1000, 250, 2.0, 5e-6, 2.0, 0.02, 0

@@ -21,8 +21,8 @@ from fpfl.privacy.plan import PrivacyPlan, PrivacyWarning
 from fpfl.privacy.settings import Clipping, Privacy
 from fpfl.run import Run, evaluate_model
 from fpfl.server.selection import Rule
-from fpfl.suggest import suggested_clipping, suggested_learning_rate
-from fpfl.train import FpflWarning, train
+from fpfl.suggesting import suggested_clipping, suggested_learning_rate
+from fpfl.training import FpflWarning, train
 
 Result = dict[str, Any]
 

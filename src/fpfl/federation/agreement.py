@@ -1,0 +1,348 @@
+"""What all parties of a federation have agreed on before anything is computed.
+
+Server and nodes make it from the same function of the user's project, each on its own machine. A
+node takes nothing that matters from the server: clip bounds, the scale of its numbers, its share of
+the noise and the fewest survivors all follow from its own copy, and it answers no session whose
+fingerprint of the agreement is another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fpfl.arguments import (
+    check_broadcasting,
+    check_numbers,
+    check_types,
+    check_words,
+    chosen_clipping,
+    chosen_method,
+    flat_model,
+    plain_value,
+)
+from fpfl.conducting import Settled
+from fpfl.data.federated import FederatedDataset
+from fpfl.data.schema import Schema
+from fpfl.fairness.constraints import Constraint
+from fpfl.federation.secagg import GraphChoice, choose_graph
+from fpfl.methods import Broadcasting, Method
+from fpfl.privacy.plan import PrivacyPlan
+from fpfl.privacy.rules import SHARED
+from fpfl.privacy.settings import Clipping, Privacy
+from fpfl.privacy.statement import Aggregation
+from fpfl.server.round import OptimizerFactory
+from fpfl.server.selection import Rule
+from fpfl.thirdparty.clipping import ClipRule, clip_rules
+from fpfl.thirdparty.encoding import Encoding
+from fpfl.thirdparty.noise import SeededNoise, SystemNoise
+from fpfl.thirdparty.sums import RESERVE, ThirdParty
+from fpfl.users.engine import CohortEngine, make_layout
+from fpfl.users.flat import FlatModel
+from fpfl.users.layout import Basis, Layout
+from fpfl.users.local import FederatedAveraging
+
+MOST_BITS = 20
+"""Bits of a share of noise: enough that rounding costs nothing, and no more."""
+
+CONVENTIONS = ("coins", "picked", "poisson")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """The settings of a federation. Most are those of ``fpfl.train``.
+
+    Parameters
+    ----------
+    model
+        Makes the network. Only the server's initial parameters count.
+    schema
+        The declared public schema of everybody's data.
+    population, cohort, rounds
+        K users, of whom m take part in each of T rounds on average.
+    nodes
+        How many nodes are enrolled. One may hold a single user or many.
+    privacy
+        ``Privacy(epsilon=2, clip=..., convention="coins")``: every user's node tosses a secret
+        coin, and nodes add the noise in shares. ``"picked"``: the server picks nodes, all of whose
+        users take part; no amplification. ``"poisson"``: secret coins, but a trusted server adds
+        the noise to sums that it sees. ``copies`` declares on how many nodes a person may be.
+    clip
+        Without privacy: a bound, which numbers in a ring cannot do without.
+    least
+        A sum is opened only with so many nodes' contributions in it; by default more than two
+        thirds of all nodes.
+    colluders
+        So many of them may tell the server all they know: noise is calibrated to the others. By
+        default a fifth of all nodes.
+    attempts, timeout
+        How often a round is tried, and how many seconds nodes have for each of its five steps.
+    whole_inputs
+        Whether features are whole numbers (codes, raw images) that the model takes as they are.
+    test_seed
+        Seeds coins and noise, to compare a federation with a simulation: NOT PRIVATE.
+    """
+
+    model: Callable[[], nn.Module]
+    schema: Schema
+    population: int
+    cohort: int
+    rounds: int
+    nodes: int
+    constraint: Constraint | None = None
+    method: Method | None = None
+    privacy: Privacy | None = None
+    clip: float | Clipping | None = None
+    learning_rate: float = 0.1
+    optimizer: OptimizerFactory | None = None
+    normaliser: Literal["users", "samples"] | float = "users"
+    samples_per_user: int | None = None
+    local: FederatedAveraging | None = None
+    selection: Rule | None = None
+    selection_window: int = 1
+    least: int | None = None
+    colluders: int | None = None
+    attempts: int = 5
+    timeout: float = 600.0
+    whole_inputs: torch.dtype | None = None
+    test_seed: int | None = None
+    aggregation: Aggregation = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_types(self.constraint, self.method, self.privacy, self.optimizer, self.local)
+        check_numbers(
+            self.population, self.cohort, self.rounds, self.samples_per_user, self.learning_rate
+        )
+        convention = self.privacy.convention if self.privacy else CONVENTIONS[0]
+        if convention not in CONVENTIONS:
+            raise ValueError(
+                f"a federation cannot have the convention {convention!r}: its cohorts are drawn "
+                f"by users or picked by the server. Choose one of {CONVENTIONS}"
+            )
+        if self.privacy is not None and self.privacy.max_participations is not None:
+            raise ValueError(
+                "max_participations is for simulations: in a federation nobody counts how often a "
+                "user took part, and ε is for all rounds. Leave it out"
+            )
+        if self.privacy is None and self.clip is None:
+            raise ValueError(
+                "without privacy give clip=...: numbers that are added up in a ring need a bound"
+            )
+        for name, least in (("nodes", 3), ("attempts", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        enough = 2 * self.nodes // 3 + 1 if self.least is None else self.least
+        colluders = self.nodes // 5 if self.colluders is None else self.colluders
+        if not 0 <= colluders <= enough - 2 or enough > self.nodes:
+            raise ValueError(
+                f"of {self.nodes} nodes least={enough} must answer and colluders={colluders} may "
+                "collude: at least two honest ones must be in every sum"
+            )
+        shares = self.privacy is not None and convention in SHARED
+        parts = Aggregation(self.nodes, enough, colluders, shares, self.test_seed is not None)
+        object.__setattr__(self, "aggregation", parts)
+        check_words(self.chosen_selection, None, self.selection_window, "float32")
+
+    # --- what follows from it -----------------------------------------------------------------
+
+    @cached_property
+    def chosen(self) -> Method:
+        """The method."""
+        method = chosen_method(self.method, self.constraint)
+        check_broadcasting(method)
+        return method
+
+    @property
+    def chosen_selection(self) -> Rule:
+        """The rule of selection."""
+        return self.selection or ("average" if isinstance(self.chosen, Broadcasting) else "best")
+
+    @cached_property
+    def clipping(self) -> Clipping:
+        """The clip bounds."""
+        clipping = chosen_clipping(
+            self.privacy, self.clip, self.chosen, self.constraint, self.schema
+        )
+        assert clipping is not None  # there is privacy or a clip
+        return clipping
+
+    @cached_property
+    def flat(self) -> FlatModel:
+        """The model as a function of w."""
+        model = self.model()
+        parameter = next(iter(model.parameters()), torch.zeros(()))
+        return flat_model(model, self.schema, self.whole_inputs or parameter.dtype)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """What is where in v."""
+        groups = self.constraint.bind(self.schema.attributes) if self.constraint else None
+        return make_layout(
+            self.flat.size,
+            self.constraint,
+            groups,
+            basis=self._basis,
+            clipped=self.clipping.clipped_share is not None,
+            form="one-gradient" if isinstance(self.chosen, Broadcasting) else "paper",
+        )
+
+    @cached_property
+    def plan(self) -> PrivacyPlan | None:
+        """The privacy plan, for the users that there are."""
+        if self.privacy is None:
+            return None
+        return self.privacy.plan(
+            population=self.population,
+            cohort=self.cohort,
+            rounds=self.rounds,
+            blocks=self._blocks,
+        )
+
+    @cached_property
+    def rules(self) -> tuple[ClipRule, ...]:
+        """How v is clipped."""
+        return clip_rules(self._blocks, self.layout.slices)
+
+    @cached_property
+    def bits(self) -> int | None:
+        """A node's share of noise has a deviation of 2 to this power; None without shares.
+
+        As many as fit into the ring with everybody in one round.
+        """
+        if not self.aggregation.shares:
+            return None
+        assert self.plan is not None
+        for bits in range(MOST_BITS, 3, -1):
+            encoding = Encoding.of(
+                self.plan, self.rules, self.layout.size, self.aggregation.adders, bits
+            )
+            try:
+                encoding.check_ring(self._most, self.nodes, bits)
+            except ValueError:
+                continue
+            return bits
+        encoding.check_ring(self._most, self.nodes, bits)  # says why not
+        return bits
+
+    @cached_property
+    def encoding(self) -> Encoding:
+        """How vectors become whole numbers."""
+        size, parts = self.layout.size, self.aggregation
+        if self.bits is not None:
+            assert self.plan is not None
+            return Encoding.of(self.plan, self.rules, size, parts.adders, self.bits)
+        shares = {block.name: block.share for block in self._blocks}
+        each = tuple(shares[rule.name] for rule in self.rules)
+        encoding = Encoding.without_noise(self.rules, each, size, self._most)
+        encoding.check_ring(self._most, self.nodes, None)
+        return encoding
+
+    @cached_property
+    def trusted_party(self) -> ThirdParty | None:
+        """What adds the noise to a sum that the server sees; None where nodes do, or nobody."""
+        if self.plan is None or self.aggregation.shares:
+            return None
+        # One user moves the decoded sum by Δ/S bounds: more than one, by rounding.
+        if self.encoding.bound / self.encoding.scale > 1.0 + RESERVE / 2:
+            raise ValueError(
+                f"a ring of 2^32 is too coarse for a population of {self.population}: rounding "
+                "would move a sum by more than the noise allows for. Have nodes add the noise "
+                "(convention='coins')"
+            )
+        seeded = self.test_seed is not None
+        source = SeededNoise(self.test_seed or 0) if seeded else SystemNoise()
+        return ThirdParty(self.layout.slices, self._blocks, self.plan, source)
+
+    @cached_property
+    def noise_stddev(self) -> Tensor:
+        """The deviation of the noise on every number of v, where all nodes contribute."""
+        if self.trusted_party is not None:
+            return self.trusted_party.noise_stddev
+        if self.bits is not None:
+            return self.encoding.noise_stddev(self.nodes, self.bits)
+        return torch.zeros(self.layout.size, dtype=torch.float64)
+
+    @cached_property
+    def settled(self) -> Settled:
+        """What the server's loop needs."""
+        return Settled.of(
+            self.flat,
+            self.schema,
+            self.layout,
+            self,
+            population=self.population,
+            cohort=self.cohort,
+            rounds=self.rounds,
+            constraint=self.constraint,
+            method=self.chosen,
+            privacy=self.privacy,
+            clipping=self.clipping,
+            learning_rate=self.learning_rate,
+            optimizer=self.optimizer,
+            normaliser=self.normaliser,
+            selection=self.chosen_selection,
+            selection_window=self.selection_window,
+            aggregation=self.aggregation,
+            sampling="federation",
+            samples_per_user=self.samples_per_user,
+            local=plain_value(self.local),
+            nodes=self.nodes,
+            least=self.aggregation.least,
+            colluders=self.aggregation.colluders,
+            seeded_cohorts=self.test_seed is not None,
+            seeded_noise=self.test_seed is not None,
+        )
+
+    @cached_property
+    def fingerprint(self) -> bytes:
+        """What tells two agreements apart, without where they came from."""
+        said: dict[str, Any] = {
+            **self.settled.settings,
+            "schema": self.schema.as_dict(),
+            "scale": self.encoding.scale,
+            "bits": self.bits,
+            "test_seed": self.test_seed,
+        }
+        return hashlib.sha256(json.dumps(said, sort_keys=True, default=repr).encode()).digest()[:16]
+
+    def graph(self, nodes: int) -> GraphChoice:
+        """Neighbours and threshold where so many nodes are asked."""
+        parts = self.aggregation
+        return choose_graph(nodes, parts.colluders, max(0, nodes - parts.least))
+
+    def engine(self, data: FederatedDataset) -> CohortEngine:
+        """What computes v^k on a node's data."""
+        method = self.chosen
+        w = self.flat.vector()
+        return CohortEngine(
+            self.flat,
+            data.to(w.device, w.dtype),
+            self.constraint,
+            basis=self._basis,
+            clipped=self.clipping.clipped_share is not None,
+            samples_per_user=self.samples_per_user,
+            form="one-gradient" if isinstance(method, Broadcasting) else "paper",
+            standin=method.standin if isinstance(method, Broadcasting) else "loss",
+            local=self.local,
+        )
+
+    @property
+    def _basis(self) -> Basis:
+        return "split" if self.clipping.counts else "paper"
+
+    @property
+    def _blocks(self) -> Any:
+        return self.clipping.blocks(constrained=self.constraint is not None, selection=True)
+
+    @property
+    def _most(self) -> int:
+        """The most contributions that can be in one sum."""
+        copies = self.privacy.copies if self.privacy else 1
+        return self.population * copies

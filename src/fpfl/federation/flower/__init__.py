@@ -1,0 +1,1 @@
+"""Flower's apps: transport, TLS, node identity and scheduling are Flower's, the rest is not."""

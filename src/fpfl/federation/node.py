@@ -1,0 +1,100 @@
+"""A node's answers: one request in, one answer out, and the state to keep until the next.
+
+Torch and the node's data are needed in one of the five steps only, and loaded there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from fpfl.federation.secagg import (
+    ClientState,
+    Identity,
+    Invalid,
+    Message,
+    Refused,
+    Session,
+    advertise,
+    consent,
+    mask,
+    share,
+    unmask,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from fpfl.federation.contributing import Contribution
+
+
+def answered(
+    request: Mapping[str, Any],
+    state: bytes,
+    identity: Identity,
+    contribution: Callable[[], Contribution],
+) -> tuple[bytes, Message]:
+    """The next state and the answer; `Refused` where the request breaks the protocol.
+
+    Parameters
+    ----------
+    request
+        What came.
+    state
+        What was kept after the last request; empty at first.
+    identity
+        Who this node is.
+    contribution
+        Makes what computes the node's vector.
+    """
+    step = request.get("step")
+    if step == "advertise":
+        try:
+            session = Session.from_message(request)
+        except Invalid as error:
+            raise Refused(identity.name, str(error)) from None
+        kept, answer = advertise(identity, session)
+        return kept.to_bytes(), answer
+    if not state:
+        raise Refused(identity.name, f"nothing was begun here, and {step!r} was asked for.")
+    before = ClientState.from_bytes(state)
+    if step == "share":
+        kept, answer = share(before, request, identity)
+    elif step == "mask":
+        make = partial(_vector, before, request, contribution)
+        kept, answer = mask(before, request, make, identity)
+    elif step == "consent":
+        kept, answer = consent(before, request, identity)
+    elif step == "unmask":
+        kept, answer = unmask(before, request)
+    else:
+        raise Refused(identity.name, f"there is no step {step!r}.")
+    return kept.to_bytes(), answer
+
+
+def _vector(
+    state: ClientState, request: Mapping[str, Any], make: Callable[[], Contribution]
+) -> NDArray[np.uint32]:
+    """The node's vector, where the session is what was agreed on; nothing was revealed so far."""
+    from fpfl.federation.contributing import received
+
+    contribution = make()
+    agreement, session = contribution.agreement, state.session
+    agreed = {
+        "fingerprint": (session.run[-16:], agreement.fingerprint),
+        "size": (session.size, agreement.encoding.size),
+        "least": (session.least, agreement.aggregation.least),
+    }
+    wrong = [name for name, (given, expected) in agreed.items() if given != expected]
+    if session.threshold <= agreement.aggregation.colluders:
+        wrong.append("threshold")
+    if wrong:
+        raise Refused(
+            state.name,
+            f"the server's session has another {' and '.join(wrong)} than this node's agreement: "
+            "see that all parties run the same version of the project.",
+        )
+    w, weights = received(dict(request), agreement)
+    return contribution.vector(session.round, w, weights)

@@ -1,0 +1,216 @@
+r"""A federation over a network, as the server's loop sees it: something that can release a round.
+
+One attempt at a round is one session of secure aggregation: five exchanges with all nodes that can
+be reached (or, where the server picks, with those that it picked). What goes wrong on the way, a
+node that is gone, late or says something wrong, is that node's dropping out. An attempt is given up
+when too few are left, which depends on who answered and never on any value; the next one has fresh
+keys, masks, coins and noise.
+
+The charge is in the ledger, on the disk, before the first request to unmask leaves. From then on
+the sum counts as released: an attempt that fails later has been paid for, and the next one is paid
+for again.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from fpfl.fairness.weights import Weights
+from fpfl.federation.agreement import Agreement
+from fpfl.federation.contributing import broadcast
+from fpfl.federation.secagg import (
+    Abandoned,
+    Aggregation,
+    Credential,
+    Invalid,
+    Message,
+    Refused,
+    Session,
+)
+from fpfl.server.journal import Journal, Past
+
+log = logging.getLogger("fpfl.federation")
+
+RUN_BYTES = 16
+
+
+class FederationError(RuntimeError):
+    """A round could not be finished; what is written down stays, and a run can go on later."""
+
+
+class Courier(Protocol):
+    """Carries messages to nodes and back."""
+
+    def nodes(self, enough: int, timeout: float) -> list[int]:
+        """The nodes that can be reached, as soon as there are enough, or when the time is over."""
+        ...
+
+    def exchange(
+        self, requests: Mapping[int, Message], timeout: float
+    ) -> Iterable[tuple[int, Message]]:
+        """Send each node its request; what comes back in time, from whom, in any order.
+
+        A node that has nothing to say, or fails, has no answer here.
+        """
+        ...
+
+
+@dataclass
+class Federated:
+    """Releases rounds by secure aggregation over a network.
+
+    Parameters
+    ----------
+    agreement
+        What was agreed.
+    courier
+        Carries the messages.
+    authority
+        The public key of the authority that enrolled the nodes.
+    run
+        What tells this run from all others.
+    past, journal
+        What is kept of the run, where it is.
+    """
+
+    agreement: Agreement
+    courier: Courier
+    authority: bytes
+    run: bytes
+    past: Past | None = None
+    journal: Journal | None = None
+    names: dict[int, str] = field(default_factory=dict)
+
+    def release(self, round: int, w: Tensor, weights: Weights | None = None) -> Tensor:
+        """Run one round at w; one that was released before a run was resumed is not run again."""
+        if self.past is not None:
+            known = self.past.totals.get(round)
+            if known is not None:
+                return known.to(w.device, w.dtype)
+        failures = []
+        for attempt in range(1, self.agreement.attempts + 1):
+            try:
+                v = self._noised(self._attempt(round, w, weights), round).to(w.dtype)
+            except Abandoned as failure:
+                log.warning("round %d, attempt %d was abandoned: %s", round, attempt, failure)
+                failures.append(str(failure))
+                continue
+            if self.journal is not None:
+                self.journal.log(round, v)
+            return v
+        raise FederationError(
+            f"round {round} was abandoned {len(failures)} times, at last because {failures[-1]} "
+            "What was released stays: start the run again when more nodes can be reached, and it "
+            "goes on from here"
+        )
+
+    # --- one attempt --------------------------------------------------------------------------
+
+    def _attempt(self, round: int, w: Tensor, weights: Weights | None) -> Tensor:
+        """Σ of the survivors' vectors, decoded."""
+        nodes = self._asked()
+        session = self._session(round, len(nodes))
+        places, aggregation = self._advertised(session, nodes)
+        while aggregation.step != "done":
+            step = aggregation.step
+            if step == "unmask":
+                self._charge(round)
+            requests = aggregation.requests()
+            if step == "mask":
+                said = broadcast(w, weights)
+                requests = {name: {**request, **said} for name, request in requests.items()}
+            sent = {places[name]: request for name, request in requests.items()}
+            for node, answer in self.courier.exchange(sent, self.agreement.timeout):
+                self._take(aggregation, node, answer)
+            aggregation.close_step()
+            if aggregation.dropped.get(step):
+                log.warning("round %d: lost in %r: %s", round, step, aggregation.dropped[step])
+        return self.agreement.encoding.decoded(aggregation.total(), round)
+
+    def _asked(self) -> list[int]:
+        """Whom to ask: everybody who can be reached, or those that the server picks."""
+        agreement, least = self.agreement, self.agreement.aggregation.least
+        # In the beginning all are waited for, later no more than it takes.
+        enough = least if self.names else agreement.nodes
+        nodes = sorted(self.courier.nodes(enough, agreement.timeout))
+        privacy = agreement.privacy
+        if privacy is not None and privacy.convention == "picked":
+            chosen = [
+                node for node in nodes if secrets.randbelow(agreement.population) < agreement.cohort
+            ]
+            # Nothing is claimed for how they are picked: those that are missing are filled up.
+            rest = [node for node in nodes if node not in chosen]
+            while len(chosen) < least and rest:
+                chosen.append(rest.pop(secrets.randbelow(len(rest))))
+            nodes = sorted(chosen)
+        if len(nodes) < least:
+            raise Abandoned(f"{len(nodes)} nodes can be reached, and {least} must be.", False, 0)
+        return nodes
+
+    def _session(self, round: int, nodes: int) -> Session:
+        agreement = self.agreement
+        graph = agreement.graph(nodes)
+        return Session(
+            run=self.run + agreement.fingerprint,
+            round=round,
+            # Never the same again, not even by a server that was started anew.
+            attempt=secrets.randbelow(2**62),
+            size=agreement.encoding.size,
+            threshold=graph.threshold,
+            least=agreement.aggregation.least,
+            degree=graph.degree,
+        )
+
+    def _advertised(self, session: Session, nodes: list[int]) -> tuple[dict[str, int], Aggregation]:
+        """Ask everybody for keys: the answers say who is where."""
+        answers: dict[str, Message] = {}
+        places: dict[str, int] = {}
+        request = session.to_message()
+        found = self.courier.exchange(dict.fromkeys(nodes, request), self.agreement.timeout)
+        for node, answer in found:
+            try:
+                credential = Credential.verified(_bytes(answer, "credential"), self.authority)
+            except Invalid as error:
+                log.warning("node %d is refused: %s", node, error)
+                continue
+            if credential.name in places and places[credential.name] != node:
+                log.warning("node %d is refused: %s is there already", node, credential.name)
+                continue
+            places[credential.name] = node
+            self.names[node] = credential.name
+            answers.setdefault(credential.name, answer)
+        aggregation = Aggregation(session, self.authority, answers)
+        for name, answer in answers.items():
+            self._take(aggregation, places[name], answer)
+        aggregation.close_step()
+        return places, aggregation
+
+    def _take(self, aggregation: Aggregation, node: int, answer: Message) -> None:
+        name = self.names.get(node, f"node {node}")
+        try:
+            aggregation.take(name, answer)
+        except Refused as error:
+            log.warning("an answer is refused: %s", error)
+
+    def _charge(self, round: int) -> None:
+        if self.journal is not None:
+            self.journal.charge(round)
+            self.journal.wait()
+
+    def _noised(self, total: Tensor, round: int) -> Tensor:
+        """With the server's noise, where it is the one that adds it."""
+        party = self.agreement.trusted_party
+        return total if party is None else party.noised(total, round)
+
+
+def _bytes(answer: Message, name: str) -> bytes:
+    value = answer.get(name)
+    if not isinstance(value, bytes):
+        raise Invalid(f"{name!r} must be bytes, but got {type(value).__name__}.")
+    return value

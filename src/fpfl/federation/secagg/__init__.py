@@ -1,0 +1,36 @@
+"""Secure aggregation: the sum of many nodes' vectors, and nothing else about them.
+
+The protocol of Bonawitz et al. (2017) with signed consistency, over a graph of few neighbours for
+large cohorts (Bell et al. 2020). It is arithmetic on messages alone: how they travel is for others
+to decide. Vectors are whole numbers modulo 2³².
+"""
+
+from fpfl.federation.secagg.client import advertise, mask, share
+from fpfl.federation.secagg.graph import GraphChoice, choose_graph
+from fpfl.federation.secagg.identity import Authority, Credential, Identity
+from fpfl.federation.secagg.primitives import Invalid
+from fpfl.federation.secagg.reveal import consent, unmask
+from fpfl.federation.secagg.server import Aggregation
+from fpfl.federation.secagg.session import STEPS, Abandoned, Message, Refused, Session
+from fpfl.federation.secagg.state import ClientState
+
+__all__ = [
+    "STEPS",
+    "Abandoned",
+    "Aggregation",
+    "Authority",
+    "ClientState",
+    "Credential",
+    "GraphChoice",
+    "Identity",
+    "Invalid",
+    "Message",
+    "Refused",
+    "Session",
+    "advertise",
+    "choose_graph",
+    "consent",
+    "mask",
+    "share",
+    "unmask",
+]

@@ -1,0 +1,161 @@
+r"""Who masks with whom, and how many neighbours and shares it takes.
+
+With all nodes as each other's neighbours, every node agrees on n − 1 keys. Bell et al. (2020) let
+it do so with k of them only, in a graph that nobody can foresee: nodes stand on a circle in a
+random order, and each has the k/2 next ones on either side as neighbours.
+
+The order is a hash of the session, of all names *and of the fresh keys* that were advertised. With
+names alone it would be known before a session starts, and those who collude could be enrolled, or
+others kept away, at chosen places. Every honest node's keys are random, so while anybody can still
+decide who takes part, the order is not determined.
+
+That is for a server that follows the protocol and remembers all it sees (semi-honest). One that
+deviates could try orders until it likes one, by choosing which advertisements to count: against
+such a server only the complete graph holds, with t > 2n/3 and fewer than n/3 colluding.
+
+How large k and t have to be: let n nodes take part, at most c of them colluding with the server and
+at most d dropping out. With X colluding and Y dropped among a node's k neighbours, both
+hypergeometric (k drawn from n − 1, of which c or d are marked), three things may go wrong:
+
+    a node's colluding neighbours recover its secrets        n · P[X ≥ t]
+    the honest survivors fall apart in groups, each of
+    which has its own sum (two gaps of k/2 on the circle)    n(n−1)/2 · C(n−k, b−k)/C(n, b)
+    too few neighbours are left for some node                n · P[k − Y < t]
+
+with b = c + d. The first two are each kept below 2^−(privacy_bits + 1) and the third below
+2^−correctness_bits. All three are ratios of binomial coefficients, compared as whole numbers:
+nothing is rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import comb
+
+from fpfl.federation.secagg.primitives import digest
+from fpfl.federation.secagg.session import Session
+
+_ORDER = b"fpfl secagg order 1"
+_PLACE = b"fpfl secagg place 1"
+
+
+def neighbours(session: Session, keys: Mapping[str, bytes]) -> dict[str, frozenset[str]]:
+    """The neighbours of every node, itself among them.
+
+    Parameters
+    ----------
+    session
+        Its degree says how many.
+    keys
+        By name, the public keys that the node advertised.
+    """
+    names = sorted(keys)
+    n = len(names)
+    if session.degree is None or session.degree >= n - 1:
+        everybody = frozenset(names)
+        return dict.fromkeys(names, everybody)
+    listed = [part for name in names for part in (name.encode(), keys[name])]
+    order = digest(_ORDER, session.id, *listed)
+    circle = sorted(names, key=lambda name: digest(_PLACE, order, name.encode()))
+    reach = session.degree // 2
+    around = circle[n - reach :] + circle + circle[:reach]
+    return {name: frozenset(around[i : i + 2 * reach + 1]) for i, name in enumerate(circle)}
+
+
+@dataclass(frozen=True)
+class GraphChoice:
+    """Neighbours of each node (None: all others) and the threshold t among them and itself."""
+
+    degree: int | None
+    threshold: int
+
+
+def choose_graph(
+    nodes: int,
+    colluding: int,
+    dropping: int,
+    *,
+    privacy_bits: int = 40,
+    correctness_bits: int = 20,
+    complete_up_to: int = 50,
+) -> GraphChoice:
+    """The smallest degree that keeps to the bounds above; for few nodes the complete graph.
+
+    Parameters
+    ----------
+    nodes
+        n, those that are asked.
+    colluding, dropping
+        c and d: how many of them may tell the server all they know, and how many may fall silent
+        at any step.
+    privacy_bits, correctness_bits
+        The probability of a breach is at most 2^−privacy_bits, that of a sum which fails for want
+        of shares, with at most d drop-outs, at most 2^−correctness_bits, in one session.
+    complete_up_to
+        So many nodes are all each other's neighbours: that costs little and promises more.
+
+    Returns
+    -------
+    GraphChoice
+        Of all thresholds that its degree allows the largest: it errs towards privacy. For the
+        complete graph t = ⌊2n/3⌋ + 1, with which at most one of a node's two secrets can ever be
+        recovered while fewer than a third collude, whatever the server does.
+    """
+    for name, value, fewest in (("nodes", nodes, 2), ("colluding", colluding, 0),
+                                ("dropping", dropping, 0)):  # fmt: skip
+        if type(value) is not int or not fewest <= value <= max(fewest, nodes):
+            raise ValueError(
+                f"{name} must be a whole number from {fewest} to nodes, but got {value!r}."
+            )
+    if colluding + dropping >= nodes - 1:
+        raise ValueError(
+            f"of {nodes} nodes {colluding} may collude and {dropping} drop out: fewer than two "
+            "honest ones are left, whose sum hides nothing. Ask more nodes."
+        )
+    for degree in range(2, nodes - 1 if nodes > complete_up_to else 0, 2):
+        if _falls_apart(nodes, colluding + dropping, degree, privacy_bits + 1):
+            continue
+        private = _least_threshold(nodes, colluding, degree, privacy_bits + 1)
+        correct = _largest_threshold(nodes, dropping, degree, correctness_bits)
+        if private <= correct:
+            return GraphChoice(degree, correct)
+    threshold = 2 * nodes // 3 + 1
+    # The node itself may be the one that drops out, but then it is one of the d.
+    if threshold > nodes - dropping or colluding >= threshold:
+        raise ValueError(
+            f"{nodes} nodes are too few for {colluding} that collude and {dropping} that drop out: "
+            f"all of them as neighbours need a threshold of {threshold}. Ask more nodes."
+        )
+    return GraphChoice(None, threshold)
+
+
+def _falls_apart(nodes: int, bad: int, degree: int, bits: int) -> bool:
+    """Whether n(n−1)/2 · C(n−k, b−k)/C(n, b) is above 2^−bits."""
+    if bad < degree:
+        return False
+    pairs = nodes * (nodes - 1) // 2
+    return pairs * comb(nodes - degree, bad - degree) << bits > comb(nodes, bad)
+
+
+def _least_threshold(nodes: int, marked: int, degree: int, bits: int) -> int:
+    """The smallest t with n · P[X ≥ t] ≤ 2^−bits, at least 2."""
+    whole, tail, t = comb(nodes - 1, degree), 0, degree + 1
+    while t > 2:
+        tail += comb(marked, t - 1) * comb(nodes - 1 - marked, degree - t + 1)
+        if nodes * tail << bits > whole:
+            break
+        t -= 1
+    return t
+
+
+def _largest_threshold(nodes: int, marked: int, degree: int, bits: int) -> int:
+    """The largest t with n · P[k − Y < t] ≤ 2^−bits; 0 where there is none."""
+    whole, tail, t = comb(nodes - 1, degree), 0, 0
+    while t < degree:
+        # P[k − Y < t + 1] = P[Y ≥ k − t]
+        tail += comb(marked, degree - t) * comb(nodes - 1 - marked, t)
+        if nodes * tail << bits > whole:
+            break
+        t += 1
+    return t
