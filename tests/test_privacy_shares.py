@@ -30,9 +30,8 @@ BLOCKS = (Block("gradients", 1.0, 0.7), Block("counts", 2.0, 0.3))
 
 
 def plan(**changes) -> PrivacyPlan:
-    given = dict(population=16_280, cohort=200, rounds=250, noise_multiplier=1.0, blocks=BLOCKS,
-                 convention="coins")  # fmt: skip
-    return PrivacyPlan(**given | changes)
+    given = {"population": 16_280, "cohort": 200, "rounds": 250, "noise_multiplier": 1.0}
+    return PrivacyPlan(**given | {"blocks": BLOCKS, "convention": "coins"} | changes)
 
 
 def sum_of_shares(deviation: float, adders: int) -> np.ndarray:

@@ -315,7 +315,9 @@ class Agreement:
     def graph(self, nodes: int) -> GraphChoice:
         """Neighbours and threshold where so many nodes are asked."""
         parts = self.aggregation
-        return choose_graph(nodes, parts.colluders, max(0, nodes - parts.least))
+        # Beyond a third nothing is recovered where all are each other's neighbours.
+        dropping = min(max(0, nodes - parts.least), nodes - (2 * nodes // 3 + 1))
+        return choose_graph(nodes, parts.colluders, dropping)
 
     def engine(self, data: FederatedDataset) -> CohortEngine:
         """What computes v^k on a node's data."""

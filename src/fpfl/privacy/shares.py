@@ -134,7 +134,7 @@ def coins_epsilon(noise: float, chance: float, rounds: int, delta: float) -> flo
 
 def shares_epsilon(noise: float, times: int, delta: float) -> float:
     """ε for somebody who is known to have taken part ``times`` times: no amplification."""
-    return min(renyi_epsilon(times * order / (2 * noise**2), order, delta) for order in ORDERS)
+    return coins_epsilon(noise, 1.0, times, delta)
 
 
 def calibrate_shares(epsilon: float, chance: float, rounds: int, delta: float) -> float:

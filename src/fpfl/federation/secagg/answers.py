@@ -50,19 +50,32 @@ def read_advert(session: Session, authority: bytes, name: str, answer: Request) 
 class Dealt:
     """What a node dealt, by holder, and what it committed to."""
 
+    session: Session
+    index: int
     sealed: Mapping[str, bytes]
     commitments: Mapping[str, bytes]
     seed: bytes
 
+    def fits(self, holder: str, index: int, place: int, share: bytes) -> bool:
+        """Whether a holder reveals the share that it was dealt, of ``SHARE_KINDS[place]``."""
+        kind, start = transcript.SHARE_KINDS[place], COMMITMENT_BYTES * place
+        committed = self.commitments[holder][start : start + COMMITMENT_BYTES]
+        return transcript.commitment(self.session, kind, self.index, index, share) == committed
 
-def read_dealt(name: str, circle: tuple[str, ...], answer: Request) -> Dealt:
+
+def read_dealt(
+    session: Session, name: str, index: int, circle: tuple[str, ...], answer: Request
+) -> Dealt:
     """Check the answer to "share" of a node; ``circle`` is itself and its neighbours."""
     sealed = read_many(answer, "sealed", {0, SEALED_BYTES}, len(circle))
     for holder, text in zip(circle, sealed, strict=True):
         if (text == b"") != (holder == name):
             raise Invalid("its shares must be sealed for each neighbour, and not for itself.")
     commitments = read_many(answer, "commitments", {2 * COMMITMENT_BYTES}, len(circle))
-    seed = read_bytes(answer, "seed_commitment", COMMITMENT_BYTES)
     return Dealt(
-        dict(zip(circle, sealed, strict=True)), dict(zip(circle, commitments, strict=True)), seed
+        session,
+        index,
+        dict(zip(circle, sealed, strict=True)),
+        dict(zip(circle, commitments, strict=True)),
+        read_bytes(answer, "seed_commitment", COMMITMENT_BYTES),
     )

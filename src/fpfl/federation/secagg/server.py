@@ -37,7 +37,6 @@ from fpfl.federation.secagg.session import (
     read_names,
 )
 from fpfl.federation.secagg.shamir import SHARE_BYTES
-from fpfl.federation.secagg.transcript import COMMITMENT_BYTES
 
 
 class Aggregation:
@@ -200,7 +199,8 @@ class Aggregation:
         }
 
     def _take_share(self, name: str, answer: Request) -> None:
-        self._dealt[name] = read_dealt(name, self._roster.circles[name], answer)
+        circle, index = self._roster.circles[name], self._adverts[name].index
+        self._dealt[name] = read_dealt(self.session, name, index, circle, answer)
 
     def _close_share(self, there: frozenset[str]) -> frozenset[str]:
         left = self._roster.core(there)
@@ -268,23 +268,17 @@ class Aggregation:
 
     def _take_unmask(self, name: str, answer: Request) -> None:
         seeds, keys = self._roster.asked_of(name)
+        index = self._adverts[name].index
         found: dict[str, bytes] = {}
         for what, place, dealers in (("keys", 0, keys), ("seeds", 1, seeds)):
             shares = read_many(answer, what, {SHARE_BYTES}, len(dealers))
             for dealer, share in zip(dealers, shares, strict=True):
-                self._check_share(dealer, name, place, share)
+                if not self._dealt[dealer].fits(name, index, place, share):
+                    raise Invalid(f"its share of {dealer!r} is not the one that was dealt.")
                 found[dealer] = share
         # All of them are right, or none counts.
         for dealer, share in found.items():
-            self._shares.setdefault(dealer, {})[self._adverts[name].index] = share
-
-    def _check_share(self, dealer: str, holder: str, place: int, share: bytes) -> None:
-        start = COMMITMENT_BYTES * place
-        expected = self._dealt[dealer].commitments[holder][start : start + COMMITMENT_BYTES]
-        indices = self._adverts[dealer].index, self._adverts[holder].index
-        kind = transcript.SHARE_KINDS[place]
-        if transcript.commitment(self.session, kind, *indices, share) != expected:
-            raise Invalid(f"its share of {dealer!r} is not the one that was dealt.")
+            self._shares.setdefault(dealer, {})[index] = share
 
     def _close_unmask(self, there: frozenset[str]) -> frozenset[str]:
         self._recoverable(there)

@@ -1,0 +1,505 @@
+"""A federation in memory: the same as the simulation, and what happens when things go wrong."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from federated import (
+    CONSTRAINT,
+    Memory,
+    agreement,
+    dealt,
+    network,
+    nobody,
+    parameters,
+    people,
+    simulated,
+    with_seed,
+)
+
+import fpfl
+from fpfl.federation import FederationError, federate
+from fpfl.federation.agreement import Agreement
+from fpfl.federation.contributing import Contribution, SystemChance, TestChance, broadcast, received
+from fpfl.federation.rounds import Federated
+from fpfl.federation.secagg import Authority
+from fpfl.federation.secagg.client import _signed
+from fpfl.privacy.ledger import RunLedger
+from fpfl.thirdparty.encoding import in_ring
+
+pytestmark = pytest.mark.filterwarnings("ignore::fpfl.FpflWarning", "ignore:the noise drowns")
+
+METHODS = {
+    "one gradient": {"method": fpfl.OneGradient()},
+    "the paper's form": {"method": fpfl.MMDM(damping=2.0)},
+    "no constraint": {"constraint": None, "method": None},
+    "local steps": {
+        "constraint": None,
+        "method": None,
+        "local": fpfl.FederatedAveraging(steps=2, learning_rate=0.1),
+    },
+}
+
+
+def federated(agreed: Agreement, courier: Memory | None = None, **more):
+    courier = courier or Memory(agreed)
+    return federate(agreed, courier, courier.key, **more)
+
+
+def step_bound(agreed: Agreement) -> float:
+    """How far rounding moves one step of SGD: η/N times the decoded gradient's error."""
+    units = agreed.encoding.units[: agreed.layout.parameters].min()
+    rounding = agreed.encoding.rounding_bound(agreed.population) / float(units)
+    return agreed.learning_rate * rounding / agreed.settled.server.normaliser
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("users", "nodes"), [(60, 5), (12, 12)], ids=["silos", "devices"])
+def test_a_federation_is_the_simulation(method, users, nodes):
+    """With the same coins and noise: within the rounding of the fixed-point encoding."""
+    changes = METHODS[method] | {"selection": "last"}
+    agreed = with_seed(agreement(users, nodes, **changes), 7)
+    one, other = federated(agreed), simulated(agreed, people(users))
+    moved = float((parameters(other) - agreed.flat.vector()).norm())
+    error = float((parameters(one) - parameters(other)).norm())
+    # Twice: where the models differ by the rounding of one round, so do the next gradients.
+    bound = 2 * agreed.rounds * step_bound(agreed)
+    assert error <= bound < 0.05 * moved
+    for mine, theirs in zip(one.history, other.history, strict=True):
+        assert mine["accuracy"] == pytest.approx(theirs["accuracy"], abs=1e-3)
+    assert str(one.privacy).startswith("NOT PRIVATE")
+
+
+def test_totals_of_a_round_differ_by_the_stated_bound():
+    agreed = with_seed(agreement(), 3)
+    courier = Memory(agreed)
+    w = agreed.flat.vector()
+    v = Federated(agreed, courier, courier.key, b"r" * 16).release(1, w)
+    assert agreed.plan is not None
+    noiseless = replace(agreed, privacy=None, clip=agreed.clipping)
+    other = Memory(noiseless)
+    plain = Federated(noiseless, other, other.key, b"r" * 16).release(1, w)
+    noise = sum(
+        TestChance(3, i, 0).noise(agreed.encoding.size, agreed.bits, 1) for i in range(agreed.nodes)
+    )
+    difference = (v - plain - agreed.encoding.decoded(in_ring(noise), 1)) * agreed.encoding.units
+    bound = sum(e.rounding_bound(agreed.population) for e in (agreed.encoding, noiseless.encoding))
+    assert float(difference.norm()) <= bound + 1e-4  # v is in single precision
+
+
+def test_real_randomness_gives_other_numbers_and_no_marks():
+    agreed = agreement(rounds=1)
+    one, other = federated(agreed), federated(agreed)
+    assert not torch.equal(parameters(one), parameters(other))
+    said = str(one.privacy)
+    assert "NOT PRIVATE" not in said
+    assert "simulation" not in said
+    assert "up to 1 of the 5 nodes" in said
+    assert "at least 3 honest nodes" in said
+
+
+# --- who is sampled ------------------------------------------------------------------------------
+
+
+def test_coins_are_each_user_s_own_and_fair():
+    """20,000 coins at 1/3: within five standard deviations (a false alarm in 10⁶ runs)."""
+    agreed = agreement()
+    chance = SystemChance()
+    counts = np.zeros(50)
+    for _ in range(400):
+        counts[chance.sampled(50, agreed, 1)] += 1
+    total, mean = counts.sum(), 20_000 / 3
+    assert abs(total - mean) < 5 * math.sqrt(20_000 * 2 / 9)
+    assert counts.min() > 0
+
+
+def test_a_node_where_nobody_is_sampled_answers_as_the_others_do():
+    agreed = replace(agreement(), cohort=1)
+    courier = Memory(agreed)
+    federated(replace(agreed, rounds=2), Memory(replace(agreed, rounds=2)))
+    run = federated(agreed, courier)
+    assert len(run.history) == 3
+    lengths = {len(a["vector"]) for step, _, a in courier.seen if step == "mask"}
+    assert lengths == {4 * agreed.encoding.size}
+    assert len([1 for step, _, _ in courier.seen if step == "mask"]) == 15
+
+
+def test_a_server_that_picks_asks_those_nodes_and_claims_nothing_for_it():
+    privacy = fpfl.Privacy(noise_multiplier=5.0, clip=1.0, convention="picked")
+    agreed = agreement(12, 12, privacy=privacy, cohort=6, least=4, rounds=12)
+    courier = Memory(agreed)
+    run = federated(agreed, courier)
+    masks = [node for step, node, _ in courier.seen if step == "mask"]
+    assert 12 * 4 <= len(masks) < 12 * 12
+    said = str(run.privacy)
+    assert "Against a server that knows the cohorts (no amplification by sampling)" in said
+    assert "12 rounds. Nobody takes part more often" in said
+    assert run.privacy is not None
+    assert run.privacy.epsilon == run.privacy.epsilon_server
+
+
+def test_a_trusted_server_adds_the_noise_and_the_statement_says_so():
+    privacy = fpfl.Privacy(noise_multiplier=1.0, clip=1.0, convention="poisson")
+    agreed = agreement(privacy=privacy)
+    assert agreed.bits is None
+    run = federated(agreed)
+    said = str(run.privacy)
+    assert "Against the server: NO GUARANTEE" in said
+    assert "privacy loss distributions" in said
+    # With a seed it is, with that server's noise, what `fpfl.train` makes of it.
+    seeded = with_seed(replace(agreed, selection="last"), 5)
+    one = federated(seeded)
+    other = fpfl.train(
+        network(), people(), cohort=seeded.cohort, rounds=3, constraint=CONSTRAINT,
+        method=fpfl.OneGradient(), privacy=privacy, learning_rate=0.2, selection="last",
+        seed=5, noise_seed=5,
+    )  # fmt: skip
+    error = float((parameters(one) - parameters(other)).norm())
+    assert error <= 2 * 3 * step_bound(seeded) + 1e-6
+
+
+# --- bad data ------------------------------------------------------------------------------------
+
+
+def test_bad_data_on_a_node_becomes_a_zero_vector(caplog):
+    agreed = with_seed(agreement(rounds=1, selection="last"), 2)
+
+    def fails() -> None:
+        raise OSError("the disk of this hospital is gone")
+
+    own = dealt(agreed)
+    other_schema = replace(own[1], schema=replace(own[1].schema, classes=3))
+    loads = [fails, lambda: other_schema, *(lambda part=part: part for part in own[2:])]
+    with caplog.at_level(logging.ERROR):
+        broken = federated(agreed, Memory(agreed, data=loads))
+    assert "this hospital" in caplog.text
+    empty = [nobody, nobody, *(lambda part=part: part for part in own[2:])]
+    without = federated(agreed, Memory(agreed, data=empty))
+    assert torch.allclose(parameters(broken), parameters(without), atol=1e-6)
+
+
+def test_one_bad_user_harms_no_other_of_its_node(caplog, monkeypatch):
+    """Where users cannot be computed together they are tried one by one."""
+    agreed = with_seed(replace(agreement(rounds=1), cohort=60), 2)
+    data = dealt(agreed)[0]
+    chance = TestChance(2, 0, 0)
+    contribution = Contribution(agreed, lambda: data, chance)
+    w = agreed.flat.vector()
+    good = contribution.vector(1, w, None).view(np.int32).astype(int)
+    real = Contribution._summed
+
+    def fragile(self, engine, round, w, users, key, weights):
+        if 3 in users:
+            raise RuntimeError("user 3 is broken")
+        return real(self, engine, round, w, users, key, weights)
+
+    monkeypatch.setattr(Contribution, "_summed", fragile)
+    with caplog.at_level(logging.ERROR):
+        bad = Contribution(agreed, lambda: data, TestChance(2, 0, 0)).vector(1, w, None)
+    assert "one user cannot be used" in caplog.text
+    moved = np.linalg.norm(good - bad.view(np.int32).astype(int))
+    assert 0 < moved <= agreed.encoding.bound + 2 * math.sqrt(agreed.encoding.size) * 12
+
+
+def test_values_that_are_not_finite_become_zero():
+    data = dealt(agreement())[0]
+    features = data.features.clone()
+    features[0] = math.inf
+    bad = replace(data, features=torch.zeros_like(features))
+    object.__setattr__(bad, "features", features)
+    agreed = with_seed(replace(agreement(rounds=1), cohort=60), 2)
+    run = Contribution(agreed, lambda: bad, TestChance(2, 0, 0)).vector(
+        1, agreed.flat.vector(), None
+    )
+    assert run.dtype == np.uint32
+
+
+# --- drop-outs, and what they cost ---------------------------------------------------------------
+
+STEPS = ("advertise", "share", "mask", "consent", "unmask")
+
+
+def lost(steps: dict[str, set[int]]):
+    """A fault: these nodes' answers to these steps, and all later ones, do not come."""
+
+    def fault(step, node, answer):
+        gone = {n for s, ns in steps.items() for n in ns if STEPS.index(s) <= STEPS.index(step)}
+        return [] if node in gone else [answer]
+
+    return fault
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_round_survives_thirty_percent_of_its_nodes(step, tmp_path):
+    """Ten nodes, three of which are gone from one step on: the sum is of the others, or of all."""
+    agreed = with_seed(agreement(60, 10, rounds=1, selection="last", colluders=1), 4)
+    courier = Memory(agreed, fault=lost({step: {1, 4, 7}}))
+    run = federated(agreed, courier, folder=tmp_path / "run")
+    assert len(run.history) == 1
+    late = step in ("consent", "unmask")  # their vectors were in the sum by then
+    own = dealt(agreed)
+    loads = [
+        (lambda part=part: part) if late or i not in (1, 4, 7) else nobody
+        for i, part in enumerate(own)
+    ]
+    wanted = federated(agreed, Memory(agreed, data=loads))
+    noise = 0.0 if late else 3.0  # shares of noise are missing, too
+    error = float((parameters(run) - parameters(wanted)).norm())
+    stddev = agreed.encoding.noise_stddev(3, agreed.bits or 0)[: agreed.layout.parameters]
+    size = agreed.learning_rate / agreed.settled.server.normaliser * float(stddev.norm())
+    assert error <= 2 * step_bound(agreed) + noise * size
+    assert charges(tmp_path / "run") == [1]
+
+
+def charges(folder) -> list[int]:
+    lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+    return [line["round"] for line in lines if line["kind"] == "charge"]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_round_with_too_few_is_abandoned_and_tried_again(step, tmp_path, caplog):
+    """The first attempt fails; the second has all nodes, fresh keys and fresh noise."""
+    agreed = agreement(rounds=2)
+    failing = {"left": 1}
+    inner = lost({step: {0, 1}})
+
+    def fault(at, node, answer):
+        kept = inner(at, node, answer) if failing["left"] else [answer]
+        return kept
+
+    courier = Memory(agreed, fault=fault)
+    real = courier.nodes
+
+    def nodes(enough, timeout):
+        if any(s == "advertise" for s, _, _ in courier.seen):
+            failing["left"] = 0
+        return real(enough, timeout)
+
+    courier.nodes = nodes
+    with caplog.at_level(logging.WARNING):
+        run = federated(agreed, courier, folder=tmp_path / "run")
+    assert "round 1, attempt 1 was abandoned" in caplog.text
+    # Before requests to unmask leave nothing is charged; after that it stays charged, and of two
+    # rounds that were paid for one is lost.
+    paid = step == "unmask"
+    assert len(run.history) == (1 if paid else 2)
+    assert (run.stopped is not None) == paid
+    assert charges(tmp_path / "run") == ([1, 1] if paid else [1, 2])
+    keys = [a["public"] for s, _, a in courier.seen if s == "advertise"]
+    assert len(set(keys)) == len(keys) == 15
+    sessions = {a["session"] for _, _, a in courier.seen}
+    assert len(sessions) == 3
+
+
+def test_a_round_that_cannot_be_finished_keeps_what_there_is(tmp_path):
+    agreed = agreement(rounds=3, attempts=2)
+    courier = Memory(agreed)
+    done = []
+
+    def stop(event):
+        done.append(event.row["round"])
+        if len(done) == 2:
+            courier.gone |= {0, 1}
+
+    with pytest.raises(FederationError, match=r"abandoned 2 times.*goes on from here"):
+        federated(agreed, courier, folder=tmp_path / "run", callbacks=[stop])
+    assert done == [1, 2]
+    courier.gone.clear()
+    run = federated(agreed, courier, folder=tmp_path / "run")
+    assert len(run.history) == 3
+    assert charges(tmp_path / "run") == [1, 2, 3]
+
+
+@pytest.mark.parametrize("where", ["before the charge", "after the charge", "after the sum"])
+def test_a_server_that_dies_goes_on_from_the_last_finished_round(where, tmp_path, monkeypatch):
+    agreed = agreement(rounds=4)
+    courier = Memory(agreed)
+
+    class Killed(BaseException):
+        pass
+
+    def die(*arguments):
+        raise Killed
+
+    target = {
+        "before the charge": ("_charge", Federated),
+        "after the charge": ("_take", Federated),
+        "after the sum": ("_noised", Federated),
+    }[where]
+    real = getattr(target[1], target[0])
+
+    def fragile(self, *arguments):
+        third = len({a["session"] for s, _, a in courier.seen}) == 3
+        step = courier.seen[-1][0] if courier.seen else ""
+        if third and (where != "after the charge" or step == "unmask"):
+            die()
+        return real(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(target[1], target[0], fragile)
+        with pytest.raises(Killed):
+            federated(agreed, courier, folder=tmp_path / "run")
+    before = charges(tmp_path / "run")
+    assert before == ([1, 2] if where == "before the charge" else [1, 2, 3])
+    run = federated(agreed, courier, folder=tmp_path / "run")
+    # Four rounds were planned and paid for: where one of them was lost, three are left.
+    free = where == "before the charge"
+    assert [row["round"] for row in run.history] == ([1, 2, 3, 4] if free else [1, 2, 3])
+    assert charges(tmp_path / "run") == ([1, 2, 3, 4] if free else [1, 2, 3, 3])
+    with RunLedger.look(tmp_path / "run" / "ledger.jsonl") as ledger:
+        assert ledger.finished
+
+
+def test_a_spent_budget_stops_before_anything_is_opened(tmp_path):
+    """Rounds that were lost after their charge are paid for twice: the last ones do not fit."""
+    agreed = agreement(rounds=2)
+    first = {"left": True}
+
+    def fault(step, node, answer):
+        if step == "unmask" and first["left"]:
+            if node == 4:
+                first["left"] = False
+            return []
+        return [answer]
+
+    courier = Memory(agreed, fault=fault)
+    run = federated(agreed, courier, folder=tmp_path / "run")
+    assert run.stopped is not None
+    assert len(run.history) == 1
+    assert charges(tmp_path / "run") == [1, 1]
+    opened = {a["session"] for s, _, a in courier.seen if s == "unmask"}
+    assert len(opened) == 2
+
+
+# --- messages that are wrong ---------------------------------------------------------------------
+
+
+def test_wrong_messages_are_refused_by_name_and_harm_no_other(caplog):
+    agreed = with_seed(agreement(60, 10, rounds=2, selection="last", colluders=1), 4)
+    old: dict[tuple[str, int], dict] = {}
+
+    def fault(step, node, answer):
+        stale = old.get((step, node))
+        old.setdefault((step, node), answer)
+        if node == 1 and step == "mask":  # of a wrong length
+            return [_signed(answer | {"vector": answer["vector"][:-4]}, courier.identities[1])]
+        if node == 2 and stale is not None:  # of the round before
+            return [stale]
+        if node == 3:  # again and again
+            return [answer, answer, answer]
+        if node == 4 and step == "consent":
+            return [answer | {"signature": bytes(64)}]
+        return [answer]
+
+    courier = Memory(agreed, fault=fault)
+    with caplog.at_level(logging.WARNING):
+        run = federated(agreed, courier)
+    assert len(run.history) == 2
+    for name, why in (("node-1", "bytes"), ("node-2", "session"), ("node-4", "signature")):
+        assert any(name in r.getMessage() and why in r.getMessage() for r in caplog.records), (
+            name,
+            why,
+        )
+    assert "node-3" not in caplog.text
+
+
+def test_an_unknown_node_does_not_get_in(caplog):
+    agreed = agreement(rounds=1)
+    courier = Memory(agreed)
+    courier.identities[2] = Authority.make().enrol("node-2", 3)
+    with caplog.at_level(logging.WARNING):
+        run = federate(agreed, courier, courier.authority.key)
+    assert len(run.history) == 1
+    assert "node 2 is refused" in caplog.text
+    # Nor a second node under a name that is there.
+    courier = Memory(agreed)
+    courier.identities[3] = courier.authority.enrol("node-0", 1)
+    with caplog.at_level(logging.WARNING):
+        run = federate(agreed, courier, courier.authority.key)
+    assert "node-0 is there already" in caplog.text
+
+
+def test_a_node_with_another_agreement_sends_nothing():
+    agreed = agreement(rounds=1)
+    courier = Memory(agreed)
+    other = replace(
+        agreed, privacy=fpfl.Privacy(noise_multiplier=0.1, clip=1.0, convention="coins")
+    )
+    with pytest.raises(FederationError):
+        federate(replace(other, attempts=1), courier, courier.key)
+    assert len(courier.refused) == 5
+    assert "another fingerprint" in courier.refused[0]
+    assert not any(step == "mask" for step, _, _ in courier.seen)
+
+
+# --- agreements ----------------------------------------------------------------------------------
+
+
+def test_what_an_agreement_refuses():
+    for changes, text in (
+        ({"privacy": fpfl.Privacy(epsilon=1, convention="paper")}, "cannot have the convention"),
+        ({"privacy": None}, "give clip"),
+        ({"nodes": 2}, "at least 3"),
+        ({"least": 9}, "at least two honest"),
+        ({"least": 2, "colluders": 1}, "at least two honest"),
+        ({"cohort": 0}, "cohort"),
+        ({"attempts": 0}, "attempts"),
+        ({"method": fpfl.MMDM(), "constraint": None}, "enforces a constraint"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            agreement(**changes)
+    capped = fpfl.Privacy(epsilon=1, convention="poisson", max_participations=3)
+    with pytest.raises(ValueError, match="nobody counts"):
+        agreement(privacy=capped)
+
+
+def test_a_person_on_two_nodes_is_declared_and_paid_for():
+    once, twice = (
+        agreement(privacy=fpfl.Privacy(epsilon=3.0, clip=1.0, convention="coins", copies=c))
+        for c in (1, 2)
+    )
+    assert once.plan is not None
+    assert twice.plan is not None
+    assert twice.plan.noise_multiplier > once.plan.noise_multiplier  # twice as likely to be there
+    for agreed in (once, twice):
+        assert agreed.plan is not None
+        assert agreed.bits is not None
+        noise = math.sqrt(agreed.aggregation.adders) * 2.0**agreed.bits
+        copies = agreed.plan.copies
+        assert noise / (copies * agreed.encoding.bound) >= agreed.plan.noise_multiplier
+
+
+def test_agreements_have_fingerprints():
+    same, other = agreement(), agreement()
+    assert same.fingerprint == other.fingerprint
+    for changes in ({"learning_rate": 0.3}, {"least": 5}, {"rounds": 4}, {"nodes": 6}):
+        assert agreement(**changes).fingerprint != same.fingerprint
+
+
+def test_broadcasts_survive_the_wire():
+    agreed = agreement()
+    w = agreed.flat.vector()
+    weights = fpfl.OneGradient().weights(
+        agreed.settled.server.method.begin(1, 2, w.device), 1.0, 0.1
+    )
+    again, beside = received(dict(broadcast(w, weights)), agreed)
+    assert torch.equal(again, w)
+    assert beside is not None
+    assert torch.equal(beside.groups, weights.groups)
+    assert (beside.low, beside.high) == (weights.low, weights.high)
+    assert received(dict(broadcast(w, None)), agreed)[1] is None
+    with pytest.raises(ValueError, match="must be"):
+        received({"w": b"123"}, agreed)
+
+
+def test_warnings_are_not_errors():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DeprecationWarning)
+        federated(agreement(rounds=1))
