@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import click
 import typer
 
-from fpfl import __version__, cli_data
+from fpfl import __version__, cli_data, cli_federation
 from fpfl import cli_runs as runs
 from fpfl.privacy.rules import BudgetExhaustedError
 
@@ -28,6 +28,7 @@ app = typer.Typer(
 
 runs.add_commands(app)
 app.add_typer(cli_data.app, name="data")
+app.add_typer(cli_federation.app, name="federation")
 
 
 def main() -> None:

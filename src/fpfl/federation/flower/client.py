@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from fpfl.federation.flower import RECORD, TOKEN
+from fpfl.federation.flower.logs import show
+from fpfl.federation.keys import IDENTITY
 from fpfl.federation.node import answered
 from fpfl.federation.secagg import Identity, Refused
 
@@ -24,9 +27,6 @@ if TYPE_CHECKING:
     from fpfl.federation.contributing import Contribution
 
 log = logging.getLogger("fpfl.federation")
-
-RECORD = "fpfl"
-"""The record of a message, and of a node's state."""
 
 
 def client_app(agreement: str, load: str) -> ClientApp:
@@ -45,32 +45,41 @@ def client_app(agreement: str, load: str) -> ClientApp:
 
     @app.query()  # type: ignore[untyped-decorator]
     def answer(message: Message, context: Context) -> Message:
-        identity = Identity.from_bytes(_identity(context.node_config))
-        state = context.state.config_records.get(RECORD, {}).get("state", b"")
+        show()
         request = dict(message.content.config_records[RECORD])
+        token = request.pop(TOKEN, b"")
+        said: Mapping[str, Any]
         try:
+            identity = Identity.from_bytes(_identity(context))
+            state = context.state.config_records.get(RECORD, {}).get("state", b"")
             kept, said = answered(
                 request, state, identity, lambda: _contribution(agreement, load, context)
             )
+            context.state[RECORD] = ConfigRecord({"state": kept})
         except Refused as error:
             log.warning("refused: %s", error)
-            return _reply({"refused": str(error)}, message)
-        context.state[RECORD] = ConfigRecord({"state": kept})
-        return _reply(said, message)
+            said = {"refused": str(error)}
+        except Exception:
+            # Flower would send the text of an exception to the server; it may be about data.
+            log.exception("this node cannot answer")
+            said = {"refused": "it cannot answer; its own log says why"}
+        # Only who got the request knows its token: a reply's metadata can be made up.
+        reply = RecordDict({RECORD: ConfigRecord({**said, TOKEN: token})})
+        return Message(reply, reply_to=message)
 
     return app
 
 
-def _reply(said: Mapping[str, Any], message: Message) -> Message:
-    return Message(RecordDict({RECORD: ConfigRecord(dict(said))}), reply_to=message)
-
-
-def _identity(config: Mapping[str, Any]) -> bytes:
-    path = config.get("identity")
+def _identity(context: Context) -> bytes:
+    path = context.node_config.get("identity")
+    keys = context.run_config.get("simulation-keys", "")
+    number = context.node_config.get("partition-id")
+    if path is None and keys and number is not None:  # Flower's simulation: all is in one place
+        path = str(Path(str(keys)) / f"node-{int(number) + 1}" / IDENTITY)
     if not isinstance(path, str):
         raise ValueError(
             "this node was not told who it is: start flower-supernode with "
-            "--node-config 'identity=\"FILE\"', a file that fpfl federation enrol made"
+            "--node-config 'identity=\"FILE\"', a file that fpfl federation keys made"
         )
     return Path(path).read_bytes()
 
@@ -83,12 +92,14 @@ def _contribution(agreement: str, load: str, context: Context) -> Contribution:
     config = dict(context.node_config)
     chance: SystemChance | TestChance = SystemChance()
     if agreed.test_seed is not None:
-        numbers = (config.get(name) for name in ("node", "first-user"))
+        numbers = [config.get(name) for name in ("partition-id", "first-user")]
         if not all(isinstance(number, int) for number in numbers):
             raise ValueError(
-                "with a test_seed a node must be told node=... and first-user=..., whole numbers"
+                "with a test_seed a node must be told partition-id=... and first-user=..., whole "
+                "numbers"
             )
-        chance = TestChance(agreed.test_seed, int(config["node"]), int(config["first-user"]))
+        node, first = (int(number) for number in numbers if number is not None)
+        chance = TestChance(agreed.test_seed, node, first)
     return Contribution(agreed, lambda: resolved(load)(config), chance)
 
 

@@ -1,8 +1,14 @@
-"""Messages by Flower's grid."""
+"""Messages by Flower's grid.
+
+What Flower says about a reply (who sent it, and in answer to what) is copied from what the sender
+uploaded, and a registered node could make it up. So every request has a random token that its node
+alone is sent: a reply is told by it, and with it the message's id cannot be guessed.
+"""
 
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,10 +17,14 @@ from typing import Any
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
+from fpfl.federation.flower import RECORD, TOKEN
+
 log = logging.getLogger("fpfl.federation")
 
-RECORD = "fpfl"
-POLL_SECONDS = 1.0
+NODES_POLL, REPLIES_POLL = 1.0, 0.2
+"""Seconds between two questions."""
+
+TOKEN_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -36,29 +46,48 @@ class FlowerCourier:
             found = sorted(self.grid.get_node_ids())
             if len(found) >= enough or time.monotonic() >= end:
                 return found
-            time.sleep(POLL_SECONDS)
+            time.sleep(NODES_POLL)
 
     def exchange(
         self, requests: Mapping[int, Mapping[str, Any]], timeout: float
     ) -> Iterator[tuple[int, dict[str, Any]]]:
         """See `fpfl.federation.rounds.Courier`."""
+        tokens = {secrets.token_bytes(TOKEN_BYTES): node for node in requests}
         messages = [
             Message(
-                RecordDict({RECORD: ConfigRecord(dict(request))}),
+                RecordDict({RECORD: ConfigRecord({**requests[node], TOKEN: token})}),
                 dst_node_id=node,
                 message_type="query",
                 # What nobody has fetched when the step is over, nobody shall answer later.
                 ttl=timeout,
             )
-            for node, request in requests.items()
+            for token, node in tokens.items()
         ]
-        for reply in self.grid.send_and_receive(messages, timeout=timeout):
-            node = reply.metadata.src_node_id
-            if reply.has_error():
-                log.warning("node %d failed: %s", node, reply.error.reason)
-                continue
-            said = dict(reply.content.config_records.get(RECORD, {}))
-            if "refused" in said:
-                log.warning("node %d refuses: %s", node, said["refused"])
-                continue
-            yield node, said
+        asked = {
+            message: node
+            for message, node in zip(
+                self.grid.push_messages(messages), tokens.values(), strict=True
+            )
+            if message
+        }
+        waiting = set(asked)
+        end = time.monotonic() + timeout
+        while waiting:
+            for reply in self.grid.pull_messages(sorted(waiting)):
+                waiting.discard(reply.metadata.reply_to_message_id)
+                node = asked.get(reply.metadata.reply_to_message_id)
+                if reply.has_error():
+                    log.warning("node %s failed: %s", node, reply.error.reason)
+                    continue
+                said = dict(reply.content.config_records.get(RECORD, {}))
+                sender = tokens.get(said.pop(TOKEN, b""))
+                if sender is None:
+                    log.warning("a reply in the name of node %s is not its own: left out", node)
+                elif "refused" in said:
+                    log.warning("node %d refuses: %s", sender, said["refused"])
+                else:
+                    yield sender, said
+            if time.monotonic() >= end:
+                break
+            if waiting:
+                time.sleep(REPLIES_POLL)

@@ -18,6 +18,7 @@ from flwr.serverapp import Grid, ServerApp
 from fpfl.federation.federating import federate
 from fpfl.federation.flower.client import resolved
 from fpfl.federation.flower.courier import FlowerCourier
+from fpfl.federation.flower.logs import show
 from fpfl.server.round import RoundEvent
 
 log = logging.getLogger("fpfl.federation")
@@ -35,6 +36,7 @@ def server_app(agreement: str) -> ServerApp:
 
     @app.main()  # type: ignore[untyped-decorator]
     def main(grid: Grid, context: Context) -> None:
+        show()
         config = context.run_config
         ledger = str(config.get("ledger", ""))
         run = federate(

@@ -3,6 +3,11 @@
 The protocol of Bonawitz et al. (2017) with signed consistency, over a graph of few neighbours for
 large cohorts (Bell et al. 2020). It is arithmetic on messages alone: how they travel is for others
 to decide. Vectors are whole numbers modulo 2³².
+
+With the complete graph, t > 2n/3 and fewer than n/3 nodes that collude with it, a server learns the
+sum over one set of at least `least` nodes, whatever it does. With few neighbours that holds for a
+server that follows the protocol. Nobody is kept from lying about their own vector, and a node that
+deals useless shares can spoil a session, though not learn from it.
 """
 
 from fpfl.federation.secagg.client import advertise, mask, share

@@ -125,8 +125,7 @@ class Aggregation:
                 if self.step in ("share", "mask"):
                     # The others are checked as they are taken, by signature or commitment.
                     signature = read_bytes(answer, "signature", SIGNATURE_BYTES)
-                    key = self._adverts[name].signing
-                    verify(key, signature, found[0], "its answer")
+                    verify(self._adverts[name].signing, signature, found[0], "its answer")
                 getattr(self, f"_take_{self.step}")(name, answer)
                 self._taken[name] = found
         except Invalid as error:
@@ -156,9 +155,8 @@ class Aggregation:
 
     def _enough(self, there: frozenset[str], needed: int) -> None:
         if len(there) < needed:
-            raise self._abandon(
-                f"{len(there)} nodes are left after {self.step!r}, and {needed} are needed."
-            )
+            left = f"{len(there)} nodes are left after {self.step!r}"
+            raise self._abandon(f"{left}, and {needed} are needed.")
 
     def _recoverable(self, there: frozenset[str]) -> None:
         if why := self._roster.lost(there):
@@ -178,9 +176,8 @@ class Aggregation:
 
     def _close_advertise(self, there: frozenset[str]) -> frozenset[str]:
         self._enough(there, max(self.session.threshold, self.session.least))
-        circles = neighbours(
-            self.session, {name: advert.public for name, advert in self._adverts.items()}
-        )
+        keys = {name: advert.public for name, advert in self._adverts.items()}
+        circles = neighbours(self.session, keys)
         by_index = sorted(self._adverts, key=lambda one: self._adverts[one].index)
         place = {name: i for i, name in enumerate(by_index)}
         self._roster.circles = {
@@ -294,8 +291,7 @@ class Aggregation:
     def _remove_masks(self, name: str) -> None:
         index, shares = self._adverts[name].index, self._shares[name]
         if name in self._roster.survivors:
-            committed = self._dealt[name].seed
-            remove_self_mask(self._sum, self.session, index, shares, committed)
+            remove_self_mask(self._sum, self.session, index, shares, self._dealt[name].seed)
             return
         near = [self._adverts[one] for one in self._roster.near(name, self._roster.survivors)]
         partners = [(advert.index, advert.masking) for advert in near]

@@ -11,9 +11,9 @@ are uniform and independent of it:
 
 The λ depend on the indices only, so they are kept from one secret to the next. Python's whole
 numbers are quick here because indices are small: a product of indices and of their differences is
-reduced once, at its end. pycryptodome's sharing, which Flower's helper uses, is pure Python over
-GF(2¹²⁸), cuts a secret of 32 bytes in pieces, and has bit-by-bit multiplication: 32 bytes shared
-among 31 with t = 21 take it PYCRYPTO_SHARE ms, and this module HERE_SHARE ms (measured on one core
+reduced once, at its end. pycryptodome's sharing, which Flower's helper uses, multiplies in GF(2¹²⁸)
+bit by bit in Python, and 16 bytes of a secret at a time. With 32 bytes, 27 parties and t = 17 it
+takes 6 ms to share and 20 ms to combine; this module takes 0.05 ms for either (one core, measured
 by ``benchmarks/secagg.py``).
 """
 

@@ -1,0 +1,62 @@
+"""The commands about federations: ``fpfl federation init``, ``keys`` and ``start``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Make and start a federation over a network.", no_args_is_help=True)
+
+Keys = Annotated[Path, typer.Option(help="The folder with the federation's keys.")]
+Nodes = Annotated[int, typer.Option(help="How many nodes are enrolled.")]
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="The new project.")],
+    keys: Keys = Path("keys"),
+    nodes: Nodes = 5,
+    cohort: Annotated[int, typer.Option(help="Users in a round, on average.")] = 1000,
+    rounds: Annotated[int, typer.Option(help="Rounds.")] = 20,
+    epsilon: Annotated[float, typer.Option(help="ε of all rounds together.")] = 2.0,
+) -> None:
+    """Write a Flower project that trains a fair and private model; its task is Adult."""
+    from fpfl.federation.project import make_project
+
+    made = make_project(folder, keys, nodes=nodes, cohort=cohort, rounds=rounds, epsilon=epsilon)
+    for path in made:
+        print(path)
+    print(f"Next: fpfl federation keys {keys} --nodes {nodes}, and put your own task into task.py.")
+
+
+@app.command()
+def keys(
+    folder: Annotated[Path, typer.Argument(help="A new folder for the keys.")],
+    nodes: Nodes = 5,
+    host: Annotated[
+        list[str] | None, typer.Option(help="A name or address that the server is reached by.")
+    ] = None,
+) -> None:
+    """Make all keys: TLS, Flower's node authentication, identities for secure aggregation."""
+    from fpfl.federation.keys import make_keys
+
+    make_keys(folder, nodes, tuple(host or ("127.0.0.1", "localhost")))
+    print(f"The keys of {nodes} nodes are in {folder}: give each node its own folder and ca.pem.")
+    print(f"Keep {folder / 'authority.secret'} off the network: it enrols nodes.")
+
+
+@app.command()
+def start(
+    project: Annotated[Path, typer.Argument(help="The project.")],
+    keys: Keys = Path("keys"),
+    nodes: Nodes = 5,
+    port: Annotated[int, typer.Option(help="The SuperLink's port; nodes take those after.")] = 8000,
+    home: Annotated[Path, typer.Option(help="For logs and Flower's own files.")] = Path("flower"),
+) -> None:
+    """Print the commands that start a whole federation on this machine: ... | sh -s."""
+    from fpfl.federation.project import commands
+
+    places = (project.resolve(), keys.resolve(), home.resolve())
+    print(commands(*places, nodes=nodes, port=port))
