@@ -73,8 +73,13 @@ def agreement(users: int = 60, nodes: int = 5, **changes: Any) -> Agreement:
 
 def dealt(agreed: Agreement) -> list[FederatedDataset]:
     """The population, in even parts."""
-    data = people(agreed.population)
-    return [data.subset(part) for part in parts(agreed)]
+    return _dealt(agreed.population, agreed.nodes)
+
+
+@lru_cache
+def _dealt(users: int, nodes: int) -> list[FederatedDataset]:
+    data = people(users)
+    return [data.subset(part) for part in np.array_split(np.arange(users), nodes)]
 
 
 def parts(agreed: Agreement) -> list[np.ndarray]:
@@ -189,3 +194,24 @@ def with_seed(agreed: Agreement, seed: int) -> Agreement:
 
 def parameters(run: Run) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in run.model.parameters()])
+
+
+# --- for Flower's apps, which find things by name -------------------------------------------------
+
+CURRENT: list[Agreement] = []
+
+
+def current() -> Agreement:
+    return CURRENT[-1]
+
+
+def load(node: Mapping[str, Any]) -> FederatedDataset:
+    return dealt(current())[int(node["partition-id"])]
+
+
+def contributed(agreed: Agreement, node: int, round: int, w: torch.Tensor, weights: Any) -> Any:
+    """What a test node sends, before it is masked."""
+    assert agreed.test_seed is not None
+    part, first = dealt(agreed)[node], int(parts(agreed)[node][0])
+    chance = TestChance(agreed.test_seed, node, first)
+    return Contribution(agreed, lambda: part, chance).vector(round, w, weights)

@@ -131,6 +131,7 @@ class Federated:
             aggregation.close_step()
             if aggregation.dropped.get(step):
                 log.warning("round %d: lost in %r: %s", round, step, aggregation.dropped[step])
+        log.info("round %d: the sum of %d nodes", round, len(aggregation.survivors))
         return self.agreement.encoding.decoded(aggregation.total(), round)
 
     def _asked(self) -> list[int]:

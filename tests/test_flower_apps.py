@@ -1,0 +1,240 @@
+"""The apps on a grid in this process, whose messages are lost, late, repeated, changed, forged."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import federated
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fpfl[flower]'")
+
+from flower_grid import (
+    Corrupt,
+    Crash,
+    Delay,
+    DropReply,
+    DropRequest,
+    Impersonate,
+    InProcessGrid,
+    Kill,
+    Raise,
+    Repeat,
+    Step,
+)
+
+from fpfl.federation import FederationError, client_app, federate, server_app
+from fpfl.federation.agreement import Agreement
+from fpfl.federation.flower import RECORD, courier
+from fpfl.federation.flower.courier import FlowerCourier
+from fpfl.federation.keys import AUTHORITY, IDENTITY, make_keys
+from fpfl.federation.rounds import Federated
+
+pytestmark = pytest.mark.filterwarnings("ignore::fpfl.FpflWarning")
+
+STEPS = ("advertise", "share", "mask", "consent", "unmask")
+FAULTS = {
+    "request lost": DropRequest(),
+    "reply lost": DropReply(),
+    "late": Delay(5000.0),
+    "late and unasked": Delay(200.0, unasked=True),
+    "three times": Repeat(2),
+    "again later": Repeat(1, after=150.0),
+    "reply changed": Corrupt(),
+    "request changed": Corrupt(request=True),
+    "in another's name": Impersonate(3),
+    "app fails": Raise(RuntimeError("patient 17 has no date of birth")),
+    "app fails late": Raise(after=True),
+    "app dies": Crash(),
+    "app dies after its reply": Crash(replied=True),
+    "node dies": Kill(),
+    "node dies after": Kill(after=True),
+    "node is back without its state": Kill(back=70.0, keep_state=False),
+}
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("federation") / "keys"
+    make_keys(folder, 10)
+    return folder
+
+
+def asked(step: Step) -> str:
+    return str(step.content.config_records[RECORD]["step"])
+
+
+class Federation:
+    """Nodes on a grid, and what the server opened: which sums, and of whom."""
+
+    def __init__(self, agreed: Agreement, keys: Path, monkeypatch: Any, **grid: Any) -> None:
+        federated.CURRENT.append(agreed)
+        self.agreed, self.keys = agreed, keys
+        firsts = [int(part[0]) for part in federated.parts(agreed)]
+        configs = [
+            {
+                "identity": str(keys / f"node-{i + 1}" / IDENTITY),
+                "partition-id": i,
+                "first-user": firsts[i],
+            }
+            for i in range(agreed.nodes)
+        ]
+        app = client_app("federated:current", "federated:load")
+        self.grid = InProcessGrid(app, node_configs=configs, **grid)
+        monkeypatch.setattr(courier, "time", self.grid.clock)
+        self.opened: list[tuple[int, tuple[str, ...], np.ndarray, np.ndarray]] = []
+        self._watch(monkeypatch)
+        # What a process of its own would make anew for every message, and to no other effect.
+        engine, made = Agreement.engine, {}
+
+        def once(self: Agreement, data: Any) -> Any:
+            if id(data) not in made:
+                made[id(data)] = engine(self, data)
+            return made[id(data)]
+
+        monkeypatch.setattr(Agreement, "engine", once)
+
+    def _watch(self, monkeypatch: Any) -> None:
+        """Compare every sum with that of its survivors' contributions, number by number."""
+        from fpfl.federation import rounds
+
+        real = rounds.Aggregation
+        opened, agreed = self.opened, self.agreed
+        attempt = Federated._attempt
+        now: list[Any] = []
+
+        class Watched(real):  # type: ignore[misc, valid-type]
+            def total(self) -> Any:
+                found = super().total()
+                round, w, weights = now
+                numbers = [int(name.removeprefix("node-")) - 1 for name in self.survivors]
+                wanted = np.zeros(agreed.encoding.size, dtype=np.uint32)
+                for node in numbers:
+                    wanted += federated.contributed(agreed, node, round, w, weights)
+                opened.append((round, self.survivors, found, wanted))
+                return found
+
+        def watched(self: Federated, round: int, w: Any, weights: Any) -> Any:
+            now[:] = [round, w, weights]
+            return attempt(self, round, w, weights)
+
+        monkeypatch.setattr(rounds, "Aggregation", Watched)
+        monkeypatch.setattr(Federated, "_attempt", watched)
+
+    def run(self, **more: Any) -> Any:
+        key = (self.keys / AUTHORITY).read_bytes()
+        return federate(self.agreed, FlowerCourier(self.grid), key, **more)
+
+    def check(self) -> None:
+        """Every sum that was opened is the sum of its survivors, and they are enough."""
+        for _, survivors, found, wanted in self.opened:
+            assert np.array_equal(found, wanted)
+            assert len(survivors) >= self.agreed.aggregation.least
+
+
+def charges(folder: Path) -> list[int]:
+    lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+    return [line["round"] for line in lines if line["kind"] == "charge"]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_one_node_fails_in_every_step_and_the_round_ends_right(fault, keys, tmp_path, monkeypatch):
+    """Of five nodes one fails, in round 1 in one step after the other."""
+    agreed = federated.with_seed(federated.agreement(rounds=2, timeout=100.0), 5)
+    for step in STEPS:
+        action = FAULTS[fault]
+
+        def at(message: Step, step: str = step, action: Any = action) -> Any:
+            return (
+                action
+                if message.node == 1 and message.count < 5 and asked(message) == step
+                else None
+            )
+
+        federation = Federation(agreed, keys, monkeypatch, fault=at, seed=3)
+        folder = tmp_path / step
+        run = federation.run(folder=folder)
+        federation.check()
+        assert len(run.history) == 2, (fault, step)
+        assert charges(folder) == [1, 2], (fault, step)
+        assert [each[0] for each in federation.opened] == [1, 2]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_anything_may_happen_to_any_message(seed, keys, tmp_path, monkeypatch):
+    """Ten nodes, one fault in sixteen messages: sums are right or not there, and paid for."""
+    agreed = federated.with_seed(
+        federated.agreement(60, 10, rounds=3, timeout=100.0, attempts=4, colluders=1), seed
+    )
+
+    def fault(step: Step) -> Any:
+        choose = federation.grid.random
+        kinds = [name for name in FAULTS if name not in ("node dies", "node dies after")]
+        return FAULTS[choose.choice(kinds)] if choose.random() < 1 / 16 else None
+
+    federation = Federation(agreed, keys, monkeypatch, fault=fault, seed=seed)
+    folder = tmp_path / "run"
+    finished = 0
+    try:
+        finished = len(federation.run(folder=folder).history)
+    except FederationError:
+        finished = len(federation.opened)
+    federation.check()
+    paid = charges(folder)
+    rounds = [each[0] for each in federation.opened]
+    assert rounds == sorted(set(rounds))  # no round has two sums
+    assert set(rounds) <= set(paid)
+    assert finished == len(rounds)
+
+
+def test_exceptions_on_a_node_tell_the_server_nothing(keys, monkeypatch, caplog):
+    """Flower itself would have sent the text of the exception."""
+    agreed = federated.with_seed(federated.agreement(rounds=1, timeout=100.0), 5)
+    federation = Federation(agreed, keys, monkeypatch)
+
+    def broken(node: Any) -> None:
+        raise ValueError(f"patient 17 of node {node['partition-id']} has no date of birth")
+
+    monkeypatch.setattr(federated, "load", broken)
+    sent = []
+    real = FlowerCourier.exchange
+
+    def watched(self: Any, *arguments: Any) -> Any:
+        for node, said in real(self, *arguments):
+            sent.append(repr(said))
+            yield node, said
+
+    monkeypatch.setattr(FlowerCourier, "exchange", watched)
+    with caplog.at_level(logging.INFO):
+        federation.run()
+    assert len(sent) == 25
+    assert "patient 17" not in "".join(sent)
+    assert "patient 17" in caplog.text  # on the node, where it belongs
+
+
+def test_an_app_that_cannot_begin_says_so_on_its_own_machine(keys, monkeypatch, caplog):
+    agreed = federated.with_seed(federated.agreement(rounds=1, timeout=100.0, attempts=1), 5)
+    federated.CURRENT.append(agreed)
+    grid = InProcessGrid(client_app("federated:current", "federated:load"), 5)
+    monkeypatch.setattr(courier, "time", grid.clock)
+    key = (keys / AUTHORITY).read_bytes()
+    with caplog.at_level(logging.WARNING), pytest.raises(FederationError):
+        federate(agreed, FlowerCourier(grid), key)
+    assert "was not told who it is" in caplog.text
+    assert "its own log says why" in caplog.text
+
+
+def test_the_server_s_app_writes_a_run(keys, tmp_path, monkeypatch, capsys):
+    agreed = federated.with_seed(federated.agreement(rounds=2, timeout=100.0), 5)
+    config = {"folder": str(tmp_path / "run"), "authority": str(keys / AUTHORITY), "ledger": ""}
+    federation = Federation(agreed, keys, monkeypatch, run_config=config)
+    federation.grid.serve(server_app("federated:current"))
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["privacy"]["aggregation"]["shares"] is True
+    assert (tmp_path / "run" / "privacy.txt").read_text().startswith("NOT PRIVATE")
+    with pytest.raises(ValueError, match="names no function"):
+        federation.grid.serve(server_app("federated"))
