@@ -11,12 +11,12 @@ EXTRAS_dev := [dev,sklearn,femnist,flower]
 EXTRAS_docs := [docs]
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint fuzz kill bench docs clean venv
+.PHONY: help demo test lint fuzz kill federation-test bench docs clean venv
 # Two pips at work in one environment get in each other's way.
 .NOTPARALLEL:
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-6s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
 
 demo: $(VENV)/.stamp-base ## train a fair and private model on Adult, from scratch
 	$(BIN)/fpfl demo
@@ -33,6 +33,11 @@ lint: $(VENV)/.stamp-dev ## check style, format and types
 
 kill: $(VENV)/.stamp-dev ## kill a run 200 times and resume it
 	FPFL_KILLS=200 $(BIN)/python -m pytest tests/test_kill.py
+
+federation-test: $(VENV)/.stamp-dev ## twenty rounds of a real federation on this machine
+	OMP_NUM_THREADS=1 FPFL_FEDERATION_ROUNDS=20 \
+	FPFL_FEDERATION_RESULTS=docs/results/federation/results.json \
+	$(BIN)/python -m pytest tests/test_flower.py
 
 # The first word is a target of fuzz/targets.py or all, the rest are libFuzzer's options.
 fuzz: ARGS ?= all -max_total_time=6

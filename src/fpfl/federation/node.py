@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fpfl.federation.secagg import (
+    COMPLETE_UP_TO,
     ClientState,
     Identity,
     Invalid,
@@ -88,8 +89,14 @@ def _vector(
         "least": (session.least, agreement.aggregation.least),
     }
     wrong = [name for name, (given, expected) in agreed.items() if given != expected]
-    if session.threshold <= agreement.aggregation.colluders:
+    # Fewer than it takes to recover a secret collude; all of n neighbours need more than 2n/3.
+    complete = session.degree is None
+    if session.threshold <= agreement.aggregation.colluders or (
+        complete and 3 * session.threshold <= 2 * (len(state.peers) + 1)
+    ):
         wrong.append("threshold")
+    if not complete and agreement.nodes <= COMPLETE_UP_TO:
+        wrong.append("degree")
     if wrong:
         raise Refused(
             state.name,

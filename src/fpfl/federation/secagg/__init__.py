@@ -11,7 +11,7 @@ deals useless shares can spoil a session, though not learn from it.
 """
 
 from fpfl.federation.secagg.client import advertise, mask, share
-from fpfl.federation.secagg.graph import GraphChoice, choose_graph
+from fpfl.federation.secagg.graph import COMPLETE_UP_TO, GraphChoice, choose_graph
 from fpfl.federation.secagg.identity import Authority, Credential, Identity
 from fpfl.federation.secagg.primitives import Invalid
 from fpfl.federation.secagg.reveal import consent, unmask
@@ -20,6 +20,7 @@ from fpfl.federation.secagg.session import STEPS, Abandoned, Message, Refused, S
 from fpfl.federation.secagg.state import ClientState
 
 __all__ = [
+    "COMPLETE_UP_TO",
     "STEPS",
     "Abandoned",
     "Aggregation",

@@ -36,6 +36,9 @@ from math import comb
 from fpfl.federation.secagg.primitives import digest
 from fpfl.federation.secagg.session import Session
 
+COMPLETE_UP_TO = 50
+"""So many nodes are all each other's neighbours."""
+
 _ORDER = b"fpfl secagg order 1"
 _PLACE = b"fpfl secagg place 1"
 
@@ -78,7 +81,7 @@ def choose_graph(
     *,
     privacy_bits: int = 40,
     correctness_bits: int = 20,
-    complete_up_to: int = 50,
+    complete_up_to: int = COMPLETE_UP_TO,
 ) -> GraphChoice:
     """The smallest degree that keeps to the bounds above; for few nodes the complete graph.
 
