@@ -9,6 +9,7 @@ A page has markers, and what stands between them is made by this script:
     <!-- audit -->, <!-- audit: twins -->        docs/results/audit/*.json
     <!-- robust: table -->                       a table of scripts/robust_tables.py
     <!-- digits: table femnist -->               one of scripts/digits_tables.py, of results files
+    <!-- federation: figures -->                 one of scripts/federation_tables.py
     <!-- end -->
 
 ``python scripts/fill_docs.py`` rewrites the pages, ``--check`` only says whether they are up to
@@ -29,12 +30,13 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(Path(__file__).parent))
 
 import digits_tables  # noqa: E402 - neighbours of this script
+import federation_tables  # noqa: E402
 import robust_tables  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(
-    r"(<!-- (results|compare|demo|bench|audit|robust|digits)(?:: ([^>]*?))? -->\n)"
+    r"(<!-- (results|compare|demo|bench|audit|robust|digits|federation)(?:: ([^>]*?))? -->\n)"
     r".*?(<!-- end -->)",
     re.S,
 )
@@ -75,6 +77,8 @@ def render(kind: str, argument: str) -> str:
         return bench_table(argument.strip())
     if kind == "robust":
         return robust_tables.TABLES[argument.strip()]()
+    if kind == "federation":
+        return federation_tables.TABLES[argument.strip()]()
     if kind == "digits":
         what, *names = argument.split()
         return digits_tables.TABLES[what](names)

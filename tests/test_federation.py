@@ -7,6 +7,7 @@ import logging
 import math
 import warnings
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from federated import (
 )
 
 import fpfl
-from fpfl.federation import FederationError, federate
+from fpfl.federation import FederationError, contributing, federate
 from fpfl.federation.agreement import Agreement
 from fpfl.federation.contributing import Contribution, SystemChance, TestChance, broadcast, received
 from fpfl.federation.rounds import Federated
@@ -163,6 +164,44 @@ def test_a_trusted_server_adds_the_noise_and_the_statement_says_so():
     )  # fmt: skip
     error = float((parameters(one) - parameters(other)).norm())
     assert error <= 2 * 3 * step_bound(seeded) + 1e-6
+
+
+def test_a_node_with_one_user_does_the_same_work_either_way(monkeypatch):
+    agreed = replace(agreement(12, 12, rounds=1), cohort=1)
+    computed = []
+    real = Contribution._summed
+
+    def counting(self, engine, round, w, users, key, weights):
+        computed.append(len(users))
+        return real(self, engine, round, w, users, key, weights)
+
+    monkeypatch.setattr(Contribution, "_summed", counting)
+    w, data = agreed.flat.vector(), dealt(agreed)[0]
+    for _ in range(20):  # sampled or not
+        Contribution(agreed, lambda: data, SystemChance()).vector(1, w, None)
+    assert computed == [1] * 20
+    # Nobody's data is in what an unsampled node sends: with no coin at all, it is its noise.
+    unlucky = with_seed(replace(agreed, cohort=1), 3)
+    quiet = TestChance(3, 0, 10**6)
+    sent = Contribution(unlucky, lambda: data, quiet).vector(1, w, None)
+    assert np.array_equal(sent, in_ring(quiet.noise(unlucky.encoding.size, unlucky.bits, 1)))
+
+
+def test_answers_are_held_back(monkeypatch, caplog):
+    slept, now = [], [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=slept.append)
+    monkeypatch.setattr(contributing, "time", clock)
+    agreed = agreement(hold=30.0)
+    data = dealt(agreed)[0]
+    contribution = Contribution(agreed, lambda: data, SystemChance())
+    contribution.vector(1, agreed.flat.vector(), None)
+    assert slept == [30.0]
+    late = Contribution(agreed, lambda: now.__setitem__(0, 31.0), SystemChance())
+    with caplog.at_level(logging.WARNING):
+        late.vector(1, agreed.flat.vector(), None)
+    assert "agree on more" in caplog.text
+    with pytest.raises(ValueError, match="held back"):
+        agreement(hold=700.0)
 
 
 # --- bad data ------------------------------------------------------------------------------------

@@ -84,6 +84,10 @@ class Agreement:
         default a fifth of all nodes.
     attempts, timeout
         How often a round is tried, and how many seconds nodes have for each of its five steps.
+    hold
+        Seconds that a node's vector takes at least: more than it ever needs, so that the time it
+        takes does not tell how many of its users were sampled. Needless where every node has one
+        user, or where the server picks.
     whole_inputs
         Whether features are whole numbers (codes, raw images) that the model takes as they are.
     test_seed
@@ -111,6 +115,7 @@ class Agreement:
     colluders: int | None = None
     attempts: int = 5
     timeout: float = 600.0
+    hold: float = 0.0
     whole_inputs: torch.dtype | None = None
     test_seed: int | None = None
     aggregation: Aggregation = field(init=False, repr=False)
@@ -134,6 +139,11 @@ class Agreement:
         if self.privacy is None and self.clip is None:
             raise ValueError(
                 "without privacy give clip=...: numbers that are added up in a ring need a bound"
+            )
+        if not 0.0 <= self.hold < self.timeout:
+            raise ValueError(
+                f"hold is {self.hold} and timeout {self.timeout}: answers must be held back for "
+                "less than they are waited for"
             )
         for name, least in (("nodes", 3), ("attempts", 1)):
             if getattr(self, name) < least:

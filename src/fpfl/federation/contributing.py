@@ -5,6 +5,11 @@ r"""What a node sends for a round: its sampled users' whole numbers, added up, a
 Every user has a coin of its own, which shows with probability exactly m/K and is told to nobody.
 A node where nobody is sampled sends its noise alone, and looks the same from outside. So does one
 whose data cannot be read: an error would say something about the data, and it stays on the node.
+
+The time that an answer takes is seen, too. A node where nobody is sampled computes somebody all the
+same and throws it away, so that one with a single user always does the same work. On a node with
+many the time still grows with how many are sampled: `Agreement.hold` keeps every answer back until
+it is over for all.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -125,6 +131,7 @@ class Contribution:
 
     def vector(self, round: int, w: Tensor, weights: Weights | None) -> NDArray[np.uint32]:
         """The node's whole numbers for a round at w, with its noise."""
+        begun = time.monotonic()
         size, bits = self.agreement.encoding.size, self.agreement.bits
         total = np.zeros(size, dtype=np.int64)
         try:
@@ -134,6 +141,15 @@ class Contribution:
             log.exception("round %d: the data of this node cannot be used; it sends zero", round)
         if bits is not None:
             total += self.chance.noise(size, bits, round)
+        left = self.agreement.hold - (time.monotonic() - begun)
+        if left > 0:
+            time.sleep(left)
+        elif self.agreement.hold:
+            log.warning(
+                "round %d: this took longer than the %g s that answers are held back for, and the "
+                "server can see it: agree on more",
+                round, self.agreement.hold,
+            )  # fmt: skip
         return in_ring(total)
 
     def _users(self, round: int, w: Tensor, weights: Weights | None) -> NDArray[np.int64]:
@@ -146,6 +162,9 @@ class Contribution:
         users = everybody if picked else self.chance.sampled(data.population, agreement, round)
         total = np.zeros(agreement.encoding.size, dtype=np.int64)
         if not len(users):
+            # For the time it takes alone: nobody's data gets into the sum.
+            somebody = np.array([secrets.randbelow(data.population)])
+            self._summed(engine, round, w, somebody, 0, weights)
             return total
         key = secrets.randbelow(2**63)  # for samples and dropout
         try:

@@ -90,4 +90,4 @@ class FlowerCourier:
             if time.monotonic() >= end:
                 break
             if waiting:
-                time.sleep(REPLIES_POLL)
+                time.sleep(REPLIES_POLL + len(waiting) / 1000)

@@ -1,0 +1,84 @@
+"""The figures of docs/federation.md: a real federation, and secure aggregation on its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fpfl.privacy.statement import round_up
+
+ROOT = Path(__file__).parents[1]
+
+
+def figures() -> str:
+    """The federation of ``make federation-test`` beside the simulation."""
+    found = _read(ROOT / "docs" / "results" / "federation" / "results.json", "make federation-test")
+    lines = [
+        "| Adult, five nodes | federation | simulation | difference |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    for name, key in (("test accuracy", "accuracy"), ("test gap (FNR, sex)", "gap")):
+        here, there = found[key]["federation"], found[key]["simulation"]
+        lines.append(f"| {name} | {here:.4f} | {there:.4f} | {abs(here - there):.1e} |")
+    lines.append(
+        f"| parameters, of a distance of {found['model_moved']:.2f} | | "
+        f"| {found['model_error']:.1e} (bound {found['model_error_bound']:.1e}) |"
+    )
+    return (
+        "\n".join(lines)
+        + f"\n\n`{found['command']}`: {found['rounds']} rounds in {found['seconds']:.0f} s, TLS "
+        f"and node authentication on, ε = {round_up(found['epsilon'])} with noise in shares, seed "
+        f"{found['seed']}; {found['date']}, {found['hardware']}, flwr {found['versions']['flwr']}, "
+        f"torch {found['versions']['torch']}.\n"
+    )
+
+
+def secagg() -> str:
+    """What the protocol costs, beside Flower's."""
+    path = ROOT / "benchmarks" / "results" / "secagg.json"
+    found = _read(path, "python -m benchmarks.secagg")
+    small, large, flower = found["200 x 3,100"], found["1,000 x 160,000"], found["flower"]
+    ours = small["nobody leaves"]["whole_seconds"]
+    lines = [
+        "| 200 nodes × 3,100 numbers, one core | seconds | of ours |",
+        "| --- | ---: | ---: |",
+        f"| fpfl, {small['degree']} neighbours, t = {small['threshold']} | {ours:.2f} | 1 |",
+        f"| the same, 10 nodes drop out | {small['10 leave']['whole_seconds']:.2f} "
+        f"| {small['10 leave']['whole_seconds'] / ours:.2f} |",
+        "| Flower's SecAgg+, its own work in one process "
+        f"| {flower['direct']['whole_seconds']:.1f} "
+        f"| {flower['direct']['whole_seconds'] / ours:.0f} |",
+        "| Flower's SecAgg+, a round of its simulation "
+        f"| {flower['simulation']['whole_seconds']:.1f} "
+        f"| {flower['simulation']['whole_seconds'] / ours:.0f} |",
+    ]
+    text = "\n".join(lines)
+    text += (
+        f"\n\n1,000 nodes × 160,000 numbers, {large['degree']} neighbours, {large['leaving']} "
+        f"nodes leaving: {large['one_client_whole_milliseconds']:.1f} ms for a node, "
+        f"{large['server_whole_seconds']:.1f} s for the server. How it grows:\n\n"
+        "| nodes | numbers | neighbours | a node, ms | the server, s |\n"
+        "| ---: | ---: | ---: | ---: | ---: |\n"
+    )
+    for row in found["growth"]:
+        text += (
+            f"| {row['clients']:,} | {row['numbers']:,} | {row['neighbours']} "
+            f"| {row['one_client_milliseconds']:.1f} | {row['server_seconds']:.2f} |\n"
+        )
+    about = found["about"]
+    return (
+        f"{text}\n`{about['command']}`, {about['date']}, {about['hardware']}, Python "
+        f"{about['python']}, cryptography {about['cryptography']}.\n"
+    )
+
+
+def _read(path: Path, command: str) -> Any:
+    if not path.exists():
+        raise SystemExit(f"{path.name} is missing: run {command}")
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+TABLES: dict[str, Callable[[], str]] = {"figures": figures, "secagg": secagg}
+"""What ``<!-- federation: NAME -->`` stands for."""
