@@ -47,6 +47,10 @@ ALLOWED = {
         "methods", "privacy", "randomness", "run", "server", "thirdparty", "users",
     },
     "suggesting": {"data", "fairness", "methods", "privacy"},
+    "federation": {
+        "arguments", "conducting", "data", "fairness", "folder", "keeping", "methods", "privacy",
+        "randomness", "run", "server", "store", "thirdparty", "users",
+    },
     "audit": {
         "data", "fairness", "methods", "models", "privacy", "server", "suggesting", "thirdparty",
         "training", "users",

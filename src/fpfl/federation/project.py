@@ -7,7 +7,6 @@ import shlex
 from importlib import resources
 from pathlib import Path
 
-from fpfl import __version__
 from fpfl.federation.keys import IDENTITY, ROOT, SERVER, SERVER_KEY, SUPERNODE
 from fpfl.store.files import write_whole
 
@@ -44,7 +43,6 @@ def make_project(
     values = {
         "name": name,
         "package": package,
-        "version": __version__,
         "keys": keys.resolve().as_posix(),
         "folder": (folder.resolve().parent / f"{name}-run").as_posix(),
         "nodes": str(nodes),
