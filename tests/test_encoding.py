@@ -65,6 +65,21 @@ def test_no_user_is_longer_than_its_bound(seed, round, bits):
     assert bool((norms > 0).all())
 
 
+@pytest.mark.parametrize("scale", [1e3, 1e7, 1e9])
+def test_a_row_at_its_bound_is_kept_however_fine_the_steps(scale):
+    """Clipped in single precision it may be a little longer than its bound."""
+    here = Encoding(RULES, (0.7, 0.25, 0.05), 96, scale)
+    generator = torch.Generator().manual_seed(1)
+    rows = 1e3 * torch.randn(40, 96, generator=generator)
+    rows[:, 90:] = 0.0
+    rows[:, [91, 95]] = 1e3  # a single count, so that its ℓ2 norm is at the bound, too
+    single = clip(DenseRows(rows, PLACES), RULES) * (1 + 2.0**-20)
+    whole = here.encoded(single, 1)
+    norms = whole.double().norm(dim=1)
+    assert bool((norms > 0.999 * scale).all())
+    assert bool((norms <= here.bound * (1 + 1e-12)).all())
+
+
 def test_a_row_that_was_not_clipped_becomes_zero():
     rows = torch.zeros(3, 96, dtype=torch.float64)
     rows[0], rows[1, 3], rows[2, 5] = 10.0, math.nan, math.inf

@@ -16,6 +16,7 @@ from federated import (
     CONSTRAINT,
     Memory,
     agreement,
+    contributed,
     dealt,
     network,
     nobody,
@@ -30,7 +31,7 @@ from fpfl.federation import FederationError, contributing, federate
 from fpfl.federation.agreement import Agreement
 from fpfl.federation.contributing import Contribution, SystemChance, TestChance, broadcast, received
 from fpfl.federation.rounds import Federated
-from fpfl.federation.secagg import Authority
+from fpfl.federation.secagg import Authority, GraphChoice
 from fpfl.federation.secagg.client import _signed
 from fpfl.privacy.ledger import RunLedger
 from fpfl.thirdparty.encoding import in_ring
@@ -134,11 +135,20 @@ def test_a_node_where_nobody_is_sampled_answers_as_the_others_do():
 
 def test_a_server_that_picks_asks_those_nodes_and_claims_nothing_for_it():
     privacy = fpfl.Privacy(noise_multiplier=5.0, clip=1.0, convention="picked")
-    agreed = agreement(12, 12, privacy=privacy, cohort=6, least=4, rounds=12)
+    agreed = agreement(12, 12, privacy=privacy, cohort=6, rounds=12)
+    assert (agreed.aggregation.least, agreed.aggregation.colluders) == (5, 1)  # of six
     courier = Memory(agreed)
     run = federated(agreed, courier)
     masks = [node for step, node, _ in courier.seen if step == "mask"]
-    assert 12 * 4 <= len(masks) < 12 * 12
+    assert 12 * 5 <= len(masks) < 12 * 12
+    with pytest.raises(ValueError, match="copies=2 is for federations"):
+        fpfl.train(
+            network(),
+            people(),
+            cohort=5,
+            rounds=1,
+            privacy=fpfl.Privacy(noise_multiplier=1, convention="coins", copies=2),
+        )
     said = str(run.privacy)
     assert "Against a server that knows the cohorts (no amplification by sampling)" in said
     assert "12 rounds. Nobody takes part more often" in said
@@ -441,7 +451,7 @@ def test_wrong_messages_are_refused_by_name_and_harm_no_other(caplog):
     with caplog.at_level(logging.WARNING):
         run = federated(agreed, courier)
     assert len(run.history) == 2
-    for name, why in (("node-1", "bytes"), ("node-2", "session"), ("node-4", "signature")):
+    for name, why in (("node-1", "bytes"), ("node 2", "session"), ("node-4", "signature")):
         assert any(name in r.getMessage() and why in r.getMessage() for r in caplog.records), (
             name,
             why,
@@ -463,6 +473,114 @@ def test_an_unknown_node_does_not_get_in(caplog):
     with caplog.at_level(logging.WARNING):
         run = federate(agreed, courier, courier.authority.key)
     assert "node-0 is there already" in caplog.text
+
+
+def test_a_credential_is_not_enough_to_take_a_name(caplog):
+    """Every neighbour has seen it. Whoever shows it without its key harms nobody but itself."""
+    agreed = agreement(rounds=1)
+    shown: dict[str, bytes] = {}
+
+    def fault(step, node, answer):
+        if step == "advertise":
+            shown.setdefault("node-1", courier.identities[1].credential.to_bytes())
+            if node == 0:  # before node 1 itself comes
+                return [answer | {"credential": shown["node-1"]}]
+        return [answer]
+
+    courier = Memory(agreed, fault=fault)
+    with caplog.at_level(logging.WARNING):
+        run = federated(agreed, courier)
+    assert len(run.history) == 1
+    assert "node 0 is refused" in caplog.text
+    assert "node 1 is refused" not in caplog.text
+
+
+def test_a_node_that_deals_useless_shares_spoils_one_attempt(caplog, tmp_path):
+    """It is caught after the charge, named, and left out from then on."""
+    agreed = agreement(60, 10, rounds=3, colluders=1)
+
+    def fault(step, node, answer):
+        if step == "share" and node == 6:
+            bad = answer | {"seed_commitment": bytes(32)}
+            bad.pop("signature")
+            return [_signed(bad, courier.identities[6])]
+        return [answer]
+
+    courier = Memory(agreed, fault=fault)
+    with caplog.at_level(logging.WARNING):
+        run = federated(agreed, courier, folder=tmp_path / "run")
+    assert "node-6 is left out from now on" in caplog.text
+    assert charges(tmp_path / "run") == [1, 1, 2]  # one of three rounds was spoilt
+    assert len(run.history) == 2
+
+
+@pytest.mark.parametrize("nodes", [60, 200])
+def test_many_nodes_have_few_neighbours(nodes, monkeypatch):
+    """The sparse graph, from the agreement to the sum; one user a node, some nodes gone."""
+    engine, made = Agreement.engine, {}
+
+    def once(self, data):
+        if id(data) not in made:
+            made[id(data)] = engine(self, data)
+        return made[id(data)]
+
+    monkeypatch.setattr(Agreement, "engine", once)
+    changes = {"constraint": None, "method": None, "rounds": 1, "selection": "last"}
+    agreed = with_seed(agreement(nodes, nodes, **changes), 3)
+    assert agreed.graph(nodes).degree is not None
+    lost_nodes = set(range(5, nodes, 11))
+    courier = Memory(agreed, fault=lost({"mask": lost_nodes}))
+    opened = federated(agreed, courier)
+    assert len(opened.history) == 1
+    assert not courier.refused
+    present = [i for i in range(nodes) if i not in lost_nodes]
+    w = agreed.flat.vector()
+    wanted = np.zeros(agreed.encoding.size, dtype=np.uint32)
+    for node in present:
+        wanted += contributed(agreed, node, 1, w, None)
+    v = agreed.encoding.decoded(wanted, 1)[: agreed.layout.parameters]
+    step = agreed.learning_rate / agreed.settled.server.normaliser
+    assert torch.allclose(parameters(opened), w - step * v.float(), atol=1e-5)
+
+
+def test_a_node_refuses_a_graph_that_was_not_agreed_on(monkeypatch):
+    """A server that would have one share suffice, or few neighbours where all were agreed on."""
+    for graph in (GraphChoice(None, 2), GraphChoice(2, 1)):
+        agreed = agreement(rounds=1, attempts=1)
+        courier = Memory(agreed)
+        real, asking = Agreement.graph, {"server": True}
+
+        def lenient(self, nodes, graph=graph, real=real, asking=asking):
+            return graph if asking["server"] else real(self, nodes)
+
+        exchange = courier.exchange
+
+        def honest(requests, timeout, exchange=exchange, asking=asking):
+            asking["server"] = False  # the nodes' own agreement is as it was
+            yield from exchange(requests, timeout)
+            asking["server"] = True
+
+        courier.exchange = honest
+        monkeypatch.setattr(Agreement, "graph", lenient)
+        with pytest.raises(FederationError):
+            federated(agreed, courier)
+        monkeypatch.setattr(Agreement, "graph", real)
+        assert len(courier.refused) == 5
+        assert all("another graph" in text for text in courier.refused)
+
+
+def test_a_run_keeps_the_promise_it_was_begun_with(tmp_path):
+    agreed = agreement(rounds=2)
+    federated(agreed, folder=tmp_path / "run")
+    for changes, name in (
+        ({"colluders": 0}, "colluders"),
+        ({"least": 5}, "least"),
+        ({"hold": 1.0}, "held"),
+        ({"privacy": replace(agreed.privacy, convention="poisson")}, "convention"),
+        ({"privacy": replace(agreed.privacy, copies=2)}, "copies"),
+    ):
+        with pytest.raises(ValueError, match=f"begun with another.*{name}"):
+            federated(replace(agreed, rounds=3, **changes), folder=tmp_path / "run")
 
 
 def test_a_node_with_another_agreement_sends_nothing():
@@ -487,13 +605,16 @@ def test_what_an_agreement_refuses():
         ({"privacy": None}, "give clip"),
         ({"nodes": 2}, "at least 3"),
         ({"least": 9}, "at least two honest"),
+        ({"nodes": 10, "least": 10, "colluders": 8}, "Ask more nodes|too few"),
+        ({"population": 10**9, "cohort": 10**6}, "do not fit into a ring"),
+        ({"privacy": fpfl.Privacy(noise_multiplier=1, convention="picked"), "cohort": 2}, "picked"),
         ({"least": 2, "colluders": 1}, "at least two honest"),
         ({"cohort": 0}, "cohort"),
         ({"attempts": 0}, "attempts"),
         ({"method": fpfl.MMDM(), "constraint": None}, "enforces a constraint"),
     ):
         with pytest.raises(ValueError, match=text):
-            agreement(**changes)
+            _ = agreement(**changes).encoding
     capped = fpfl.Privacy(epsilon=1, convention="poisson", max_participations=3)
     with pytest.raises(ValueError, match="nobody counts"):
         agreement(privacy=capped)

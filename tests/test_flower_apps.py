@@ -29,7 +29,7 @@ from flower_grid import (
 
 from fpfl.federation import FederationError, client_app, federate, server_app
 from fpfl.federation.agreement import Agreement
-from fpfl.federation.flower import RECORD, courier
+from fpfl.federation.flower import RECORD, TOKEN, courier
 from fpfl.federation.flower.courier import FlowerCourier
 from fpfl.federation.keys import AUTHORITY, IDENTITY, make_keys
 from fpfl.federation.rounds import Federated
@@ -226,6 +226,53 @@ def test_an_app_that_cannot_begin_says_so_on_its_own_machine(keys, monkeypatch, 
         federate(agreed, FlowerCourier(grid), key)
     assert "was not told who it is" in caplog.text
     assert "its own log says why" in caplog.text
+
+
+def test_a_session_is_answered_with_one_vector_even_by_a_node_that_forgot(
+    keys, monkeypatch, caplog
+):
+    """Its process died after its reply, with its state: the same request again is refused."""
+    agreed = federated.with_seed(federated.agreement(rounds=1, timeout=100.0), 5)
+
+    def fault(step: Step) -> Any:
+        return Crash(replied=True) if step.node == 1 and asked(step) == "mask" else None
+
+    federation = Federation(agreed, keys, monkeypatch, fault=fault)
+    real = FlowerCourier.exchange
+    vectors: list[bytes] = []
+
+    def greedy(self: Any, requests: Any, timeout: float) -> Any:
+        found = list(real(self, requests, timeout))
+        first = next(iter(requests.values()))
+        if first["step"] == "mask":
+            victim = federation.grid.ids[1]
+            again = list(real(self, {victim: requests[victim]}, timeout))
+            vectors.extend(said["vector"] for node, said in [*found, *again] if node == victim)
+        yield from found
+
+    monkeypatch.setattr(FlowerCourier, "exchange", greedy)
+    with caplog.at_level(logging.WARNING):
+        federation.run()
+    assert len(vectors) == 1
+    assert "a vector was masked in this session before" in caplog.text
+
+
+def test_a_token_can_be_anything(keys, monkeypatch, caplog):
+    agreed = federated.with_seed(federated.agreement(rounds=1, timeout=100.0), 5)
+
+    def strange(records: Any, random: Any) -> None:
+        records.config_records[RECORD][TOKEN] = [1, 2, 3]
+        records.config_records[RECORD]["refused"] = "no\nfpfl: round 9 of 9: accuracy 1.000"
+
+    def fault(step: Step) -> Any:
+        return Corrupt(change=strange) if step.node == 1 and asked(step) == "consent" else None
+
+    federation = Federation(agreed, keys, monkeypatch, fault=fault)
+    with caplog.at_level(logging.WARNING):
+        run = federation.run()
+    assert len(run.history) == 1
+    assert "is not its own" in caplog.text
+    assert "\nfpfl: round 9" not in caplog.text
 
 
 def test_the_server_s_app_writes_a_run(keys, tmp_path, monkeypatch, capsys):

@@ -29,8 +29,8 @@ from fpfl.fairness.constraints import Constraint
 from fpfl.folder import RunFolder, look
 from fpfl.keeping import Kept, opened
 from fpfl.methods import Method
+from fpfl.privacy.aggregation import Aggregation
 from fpfl.privacy.settings import Clipping, Privacy
-from fpfl.privacy.statement import Aggregation
 from fpfl.run import Run, with_parameters
 from fpfl.server.ranks import Ranks
 from fpfl.server.round import Callback, Federation, OptimizerFactory, ServerSettings, begin, serve

@@ -201,6 +201,14 @@ def _check_settings(path: Path, old: dict[str, Any], new: dict[str, Any], past: 
             f"settings it would be {new['layout']}. Resume it with the constraint, the method, the "
             "counts and the model that it was begun with"
         )
+    if "federation" in (old.get("sampling"), new.get("sampling")):
+        before, now = _promised(old), _promised(new)
+        changed = [name for name in now if before.get(name) != now[name]]
+        if changed:
+            raise ValueError(
+                f"the run in {path} was begun with another {' and '.join(changed)}, which its "
+                "statement is about: resume it as it was, or start a new run"
+            )
     if new["rounds"] < past.next_round - 1:
         raise ValueError(
             f"the run in {path} has released {past.next_round - 1} rounds, and T = {new['rounds']} "
@@ -213,6 +221,14 @@ def _check_settings(path: Path, old: dict[str, Any], new: dict[str, Any], past: 
             f"were computed with another {' and '.join(different)}: resume it as it was, and "
             "change settings when it has ended"
         )
+
+
+def _promised(settings: dict[str, Any]) -> dict[str, Any]:
+    """What a federation's promise rests on besides its noise."""
+    names = ("sampling", "nodes", "least", "colluders", "held")
+    privacy = settings.get("privacy") or {}
+    found = {name: settings.get(name) for name in names}
+    return found | {name: privacy.get(name) for name in ("convention", "copies")}
 
 
 def _check_same_kind(path: Path, begun: Begun, ledger: RunLedger) -> None:

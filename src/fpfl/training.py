@@ -136,6 +136,11 @@ def train(
         The selected model, the history, the privacy statement.
     """
     check_types(constraint, method, privacy, optimizer, local)
+    if privacy is not None and privacy.copies != 1:
+        raise ValueError(
+            f"copies={privacy.copies} is for federations: in a simulation all of a person's data "
+            "is one user's. Leave it out"
+        )
     flat, data = prepared(model, data, device)
     method = chosen_method(method, constraint)
     check_broadcasting(method)

@@ -1,9 +1,10 @@
 """What all parties of a federation have agreed on before anything is computed.
 
-Server and nodes make it from the same function of the user's project, each on its own machine. A
-node takes nothing that matters from the server: clip bounds, the scale of its numbers, its share of
-the noise and the fewest survivors all follow from its own copy, and it answers no session whose
-fingerprint of the agreement is another.
+Server and nodes make it from the same function of the user's project, each on its own machine, and
+nothing that matters is taken from messages: clip bounds, the scale of a node's numbers, its share
+of the noise and the fewest survivors all follow from that code, and a node answers no session whose
+fingerprint of the agreement is another. Which code that is, is another matter: Flower sends the
+project of whoever starts a run to the nodes. They should know whom they take it from.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ from fpfl.data.schema import Schema
 from fpfl.fairness.constraints import Constraint
 from fpfl.federation.secagg import GraphChoice, choose_graph
 from fpfl.methods import Broadcasting, Method
+from fpfl.privacy.aggregation import Aggregation
 from fpfl.privacy.plan import PrivacyPlan
 from fpfl.privacy.rules import SHARED
 from fpfl.privacy.settings import Clipping, Privacy
-from fpfl.privacy.statement import Aggregation
 from fpfl.server.round import OptimizerFactory
 from fpfl.server.selection import Rule
 from fpfl.thirdparty.clipping import ClipRule, clip_rules
@@ -78,10 +79,10 @@ class Agreement:
         Without privacy: a bound, which numbers in a ring cannot do without.
     least
         A sum is opened only with so many nodes' contributions in it; by default more than two
-        thirds of all nodes.
+        thirds of all nodes (of those that are picked, on average).
     colluders
         So many of them may tell the server all they know: noise is calibrated to the others. By
-        default a fifth of all nodes.
+        default a fifth of the same.
     attempts, timeout
         How often a round is tried, and how many seconds nodes have for each of its five steps.
     hold
@@ -114,7 +115,7 @@ class Agreement:
     least: int | None = None
     colluders: int | None = None
     attempts: int = 5
-    timeout: float = 600.0
+    timeout: float = 120.0
     hold: float = 0.0
     whole_inputs: torch.dtype | None = None
     test_seed: int | None = None
@@ -148,16 +149,29 @@ class Agreement:
         for name, least in (("nodes", 3), ("attempts", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
-        enough = 2 * self.nodes // 3 + 1 if self.least is None else self.least
-        colluders = self.nodes // 5 if self.colluders is None else self.colluders
-        if not 0 <= colluders <= enough - 2 or enough > self.nodes:
+        asked = self.nodes
+        if convention == "picked":
+            asked = self.nodes * self.cohort // self.population
+            if asked < 3:
+                raise ValueError(
+                    f"of {self.nodes} nodes {asked} would be picked for a round, and a sum needs "
+                    "3: raise the cohort"
+                )
+        enough = 2 * asked // 3 + 1 if self.least is None else self.least
+        colluders = asked // 5 if self.colluders is None else self.colluders
+        if not 0 <= colluders <= enough - 2 or enough > asked:
             raise ValueError(
-                f"of {self.nodes} nodes least={enough} must answer and colluders={colluders} may "
-                "collude: at least two honest ones must be in every sum"
+                f"of {asked} nodes least={enough} must answer and colluders={colluders} may "
+                "collude: at least two honest ones must be in every sum, and no more can be asked "
+                "for than are there"
             )
         shares = self.privacy is not None and convention in SHARED
-        parts = Aggregation(self.nodes, enough, colluders, shares, self.test_seed is not None)
+        parts = Aggregation(
+            self.nodes, enough, colluders, shares, self.test_seed is not None, self.hold > 0.0
+        )
         object.__setattr__(self, "aggregation", parts)
+        for nodes in (enough, asked):
+            self.graph(nodes)  # refuses what secure aggregation cannot do
         check_words(self.chosen_selection, None, self.selection_window, "float32")
 
     # --- what follows from it -----------------------------------------------------------------
@@ -229,17 +243,19 @@ class Agreement:
         if not self.aggregation.shares:
             return None
         assert self.plan is not None
+        adders, reasons = self.aggregation.adders, []
         for bits in range(MOST_BITS, 3, -1):
-            encoding = Encoding.of(
-                self.plan, self.rules, self.layout.size, self.aggregation.adders, bits
-            )
             try:
+                encoding = Encoding.of(self.plan, self.rules, self.layout.size, adders, bits)
                 encoding.check_ring(self._most, self.nodes, bits)
-            except ValueError:
+            except ValueError as error:
+                reasons.append(str(error))
                 continue
             return bits
-        encoding.check_ring(self._most, self.nodes, bits)  # says why not
-        return bits
+        raise ValueError(
+            f"a population of {self.population:,} (on up to {self.privacy_copies} nodes each) and "
+            f"this noise do not fit into a ring of 2^32 together: {reasons[-1]}"
+        )
 
     @cached_property
     def encoding(self) -> Encoding:
@@ -306,6 +322,7 @@ class Agreement:
             nodes=self.nodes,
             least=self.aggregation.least,
             colluders=self.aggregation.colluders,
+            held=self.aggregation.held,
             seeded_cohorts=self.test_seed is not None,
             seeded_noise=self.test_seed is not None,
         )
@@ -356,5 +373,9 @@ class Agreement:
     @property
     def _most(self) -> int:
         """The most contributions that can be in one sum."""
-        copies = self.privacy.copies if self.privacy else 1
-        return self.population * copies
+        return self.population * self.privacy_copies
+
+    @property
+    def privacy_copies(self) -> int:
+        """On how many nodes a person may be."""
+        return self.privacy.copies if self.privacy else 1

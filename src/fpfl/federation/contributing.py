@@ -158,19 +158,21 @@ class Contribution:
         _check(data, agreement)
         engine = agreement.engine(data)
         everybody = np.arange(data.population, dtype=np.int64)
+        if not len(everybody):
+            return np.zeros(agreement.encoding.size, dtype=np.int64)
         picked = agreement.privacy is not None and agreement.privacy.convention == "picked"
         users = everybody if picked else self.chance.sampled(data.population, agreement, round)
         total = np.zeros(agreement.encoding.size, dtype=np.int64)
-        if not len(users):
-            # For the time it takes alone: nobody's data gets into the sum.
-            somebody = np.array([secrets.randbelow(data.population)])
-            self._summed(engine, round, w, somebody, 0, weights)
-            return total
         key = secrets.randbelow(2**63)  # for samples and dropout
+        # Somebody is computed for the time it takes alone: nobody's data gets into the sum.
+        chosen = users if len(users) else everybody[secrets.randbelow(len(everybody)) :][:1]
         try:
-            return total + self._summed(engine, round, w, users, key, weights)
+            found = self._summed(engine, round, w, chosen, key, weights)
+            return total + found if len(users) else total
         except Exception:
-            log.exception("round %d: not all users can be computed together; one by one", round)
+            log.exception("round %d: not all users can be computed together", round)
+        if len(users) <= 1:
+            return total
         for user in users:
             try:
                 total += self._summed(engine, round, w, np.array([user]), key, weights)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from fpfl.conducting import conduct
 from fpfl.federation.agreement import Agreement
-from fpfl.federation.rounds import RUN_BYTES, Courier, Federated
+from fpfl.federation.node import RUN_BYTES
+from fpfl.federation.rounds import Courier, Federated
 from fpfl.folder import LEDGER, RunFolder
 from fpfl.keeping import Kept
 from fpfl.run import Run

@@ -10,8 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fpfl.federation.secagg import (
-    COMPLETE_UP_TO,
     ClientState,
+    GraphChoice,
     Identity,
     Invalid,
     Message,
@@ -23,6 +23,9 @@ from fpfl.federation.secagg import (
     share,
     unmask,
 )
+
+RUN_BYTES, NODES_BYTES = 16, 4
+"""A session's run is an id, the agreement's fingerprint, and how many nodes were asked."""
 
 if TYPE_CHECKING:
     import numpy as np
@@ -83,20 +86,19 @@ def _vector(
 
     contribution = make()
     agreement, session = contribution.agreement, state.session
+    nodes = int.from_bytes(session.run[-NODES_BYTES:], "big")
     agreed = {
-        "fingerprint": (session.run[-16:], agreement.fingerprint),
+        "fingerprint": (session.run[RUN_BYTES:-NODES_BYTES], agreement.fingerprint),
         "size": (session.size, agreement.encoding.size),
         "least": (session.least, agreement.aggregation.least),
     }
     wrong = [name for name, (given, expected) in agreed.items() if given != expected]
-    # Fewer than it takes to recover a secret collude; all of n neighbours need more than 2n/3.
-    complete = session.degree is None
-    if session.threshold <= agreement.aggregation.colluders or (
-        complete and 3 * session.threshold <= 2 * (len(state.peers) + 1)
-    ):
+    if not agreement.aggregation.least <= nodes <= agreement.nodes:
+        wrong.append("number of nodes")
+    elif GraphChoice(session.degree, session.threshold) != agreement.graph(nodes):
+        wrong.append("graph")
+    if session.degree is None and 3 * session.threshold <= 2 * (len(state.peers) + 1):
         wrong.append("threshold")
-    if not complete and agreement.nodes <= COMPLETE_UP_TO:
-        wrong.append("degree")
     if wrong:
         raise Refused(
             state.name,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 
 from fpfl.federation.keys import IDENTITY, ROOT, SERVER, SERVER_KEY, SUPERNODE
@@ -40,6 +41,10 @@ def make_project(
     if not name or not name[0].isalpha():
         raise ValueError(f"{folder.name!r} is no name for a project; begin it with a letter")
     package = name.replace("-", "_")
+    if find_spec(package) is not None:
+        raise ValueError(f"there is a package {package!r} already; name the project otherwise")
+    if nodes < 3:
+        raise ValueError(f"nodes is {nodes}; a federation needs at least 3")
     values = {
         "name": name,
         "package": package,
@@ -65,6 +70,12 @@ def make_project(
 
 def commands(project: Path, keys: Path, home: Path, *, nodes: int, port: int) -> str:
     """What starts a whole federation on one machine, as a script for a shell."""
+    for path in (project / "pyproject.toml", keys / ROOT, keys / f"node-{nodes}" / IDENTITY):
+        if not path.is_file():
+            raise ValueError(
+                f"{path} is not there: fpfl federation init makes a project, and fpfl federation "
+                f"keys the keys, for {nodes} nodes"
+            )
 
     def quoted(path: Path) -> str:
         return shlex.quote(str(path))
@@ -87,7 +98,9 @@ root-certificates = "{keys / ROOT}"
         "  --disable-runtime-dependency-installation \\",
         f"  --ssl-ca-certfile {quoted(keys / ROOT)} --ssl-certfile {quoted(keys / SERVER)} \\",
         f"  --ssl-keyfile {quoted(keys / SERVER_KEY)} > {quoted(home / 'superlink.log')} 2>&1 &",
-        "sleep 5",
+        "pids=$!",
+        "trap 'kill $pids' EXIT  # all of it ends with this script",
+        f"until flwr supernode list here > {quoted(home / 'list.log')} 2>&1; do sleep 1; done",
     ]
     for i in range(nodes):
         own = keys / f"node-{i + 1}"
@@ -100,10 +113,10 @@ root-certificates = "{keys / ROOT}"
             f"  --root-certificates {quoted(keys / ROOT)} \\",
             f"  --auth-supernode-private-key {quoted(own / SUPERNODE)} \\",
             f"  --node-config {shlex.quote(given)} > {quoted(home / f'node-{i + 1}.log')} 2>&1 &",
+            'pids="$pids $!"',
         ]
     lines += [
         "# The training itself.",
         f"flwr run {quoted(project)} here --stream",
-        "# The end: kill $(jobs -p)",
     ]
     return "\n".join(lines)

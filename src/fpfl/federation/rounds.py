@@ -24,6 +24,7 @@ from torch import Tensor
 from fpfl.fairness.weights import Weights
 from fpfl.federation.agreement import Agreement
 from fpfl.federation.contributing import broadcast
+from fpfl.federation.node import NODES_BYTES
 from fpfl.federation.secagg import (
     Abandoned,
     Aggregation,
@@ -33,11 +34,10 @@ from fpfl.federation.secagg import (
     Refused,
     Session,
 )
+from fpfl.federation.secagg.answers import read_advert
 from fpfl.server.journal import Journal, Past
 
 log = logging.getLogger("fpfl.federation")
-
-RUN_BYTES = 16
 
 
 class FederationError(RuntimeError):
@@ -86,6 +86,7 @@ class Federated:
     past: Past | None = None
     journal: Journal | None = None
     names: dict[int, str] = field(default_factory=dict)
+    excluded: set[str] = field(default_factory=set)
 
     def release(self, round: int, w: Tensor, weights: Weights | None = None) -> Tensor:
         """Run one round at w; one that was released before a run was resumed is not run again."""
@@ -100,6 +101,10 @@ class Federated:
             except Abandoned as failure:
                 log.warning("round %d, attempt %d was abandoned: %s", round, attempt, failure)
                 failures.append(str(failure))
+                if failure.culprit is not None:
+                    # It broke the protocol for all to see, and would again.
+                    log.warning("%s is left out from now on", failure.culprit)
+                    self.excluded.add(failure.culprit)
                 continue
             if self.journal is not None:
                 self.journal.log(round, v)
@@ -139,7 +144,8 @@ class Federated:
         agreement, least = self.agreement, self.agreement.aggregation.least
         # In the beginning all are waited for, later no more than it takes.
         enough = least if self.names else agreement.nodes
-        nodes = sorted(self.courier.nodes(enough, agreement.timeout))
+        found = sorted(self.courier.nodes(enough, agreement.timeout))
+        nodes = [node for node in found if self.names.get(node) not in self.excluded]
         privacy = agreement.privacy
         if privacy is not None and privacy.convention == "picked":
             chosen = [
@@ -158,7 +164,7 @@ class Federated:
         agreement = self.agreement
         graph = agreement.graph(nodes)
         return Session(
-            run=self.run + agreement.fingerprint,
+            run=self.run + agreement.fingerprint + nodes.to_bytes(NODES_BYTES, "big"),
             round=round,
             # Never the same again, not even by a server that was started anew.
             attempt=secrets.randbelow(2**62),
@@ -177,8 +183,13 @@ class Federated:
         for node, answer in found:
             try:
                 credential = Credential.verified(_bytes(answer, "credential"), self.authority)
+                # Credentials are no secret: only the signature says that this is its node.
+                read_advert(session, self.authority, credential.name, answer)
             except Invalid as error:
                 log.warning("node %d is refused: %s", node, error)
+                continue
+            if credential.name in self.excluded:
+                log.warning("node %d is refused: %s was left out", node, credential.name)
                 continue
             if credential.name in places and places[credential.name] != node:
                 log.warning("node %d is refused: %s is there already", node, credential.name)

@@ -63,8 +63,8 @@ class PrivacyPlan:
     paper          fixed size           replace-one                  C (!)        RDP
     coins          Poisson, by secret   zero-out (default),          C            RDP, for noise
                    coins of the users   add-remove                                in shares
-    picked         picked by a server   zero-out (default),          C            the same, not
-                   that knows them      add-remove                                amplified
+    picked         picked by a server   zero-out                     C            the same, not
+                   that knows them                                                amplified
     =============  ===================  ===========================  ===========  ==============
 
     The paper takes σ at face value, as if one user changed a total by C at most. For

@@ -29,7 +29,6 @@ SENSITIVITY: dict[tuple[str, str], int] = {
     ("coins", "zero-out"): 1,
     ("coins", "add-remove"): 1,
     ("picked", "zero-out"): 1,
-    ("picked", "add-remove"): 1,
 }
 
 SHARED = ("coins", "picked")
@@ -98,8 +97,9 @@ def checked_pair(convention: str, neighbours: str | None) -> str:
         )
     if neighbours not in allowed and convention in SHARED:
         raise ValueError(
-            f"convention {convention!r} cannot have {neighbours!r} neighbours: the bounds on noise "
-            "in shares that are used here are for users who are left out. Leave neighbours out."
+            f"convention {convention!r} cannot have {neighbours!r} neighbours: what is known of "
+            "noise in shares is for users who are left out, and whom a server picks in place of "
+            "another changes a total by 2C. Leave neighbours out."
         )
     if neighbours not in allowed:
         raise ValueError(
@@ -160,8 +160,6 @@ def checked_cap(cap: int | None, convention: str, neighbours: str) -> int | None
     number = whole_number(
         "max_participations", cap, hint="give the most rounds that one user may take part in"
     )
-    if convention == "picked":  # no amplification is claimed there that a cap could disturb
-        return number
     if convention != "poisson" or neighbours == "replace-one":
         raise ValueError(
             f"max_participations={number} cannot be combined with convention {convention!r} and "

@@ -8,6 +8,14 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fpfl.privacy.accounting import MissingAccountantError
+from fpfl.privacy.aggregation import (
+    NOT_PRIVATE,
+    SEES_SUMS,
+    Aggregation,
+    against_the_curious,
+    several,
+    whose_noise,
+)
 from fpfl.privacy.gaussian import gaussian_epsilon, participations_bound
 
 if TYPE_CHECKING:
@@ -52,36 +60,6 @@ class BlockNoise:
 
 
 @dataclass(frozen=True)
-class Aggregation:
-    """How a federation adds up, as far as its promise depends on that.
-
-    Parameters
-    ----------
-    nodes
-        How many are enrolled.
-    least
-        A sum is opened only with so many nodes' contributions in it.
-    colluders
-        So many of them may tell the server all they know.
-    shares
-        Whether nodes add the noise, in shares; otherwise the server does.
-    injected
-        Whether a test generator stands in for the operating system's randomness.
-    """
-
-    nodes: int
-    least: int
-    colluders: int
-    shares: bool
-    injected: bool = False
-
-    @property
-    def adders(self) -> int:
-        """The fewest honest nodes whose noise is in a sum."""
-        return self.least - self.colluders
-
-
-@dataclass(frozen=True)
 class PrivacyStatement:
     """A plan's promise, made by :meth:`PrivacyPlan.statement`.
 
@@ -118,6 +96,7 @@ class PrivacyStatement:
     changes: int = 0
     population_ledger: str | None = None
     aggregation: Aggregation | None = None
+    copies: int = 1
 
     @classmethod
     def of(
@@ -164,6 +143,7 @@ class PrivacyStatement:
             epsilon_server_real=plan.epsilon_server_real,
             seeded_noise=seeded_noise,
             seeded_cohorts=seeded_cohorts,
+            copies=plan.copies,
         )
 
     def filtered(
@@ -181,10 +161,14 @@ class PrivacyStatement:
         least = min([m.noise_multiplier for m in charges], default=self.noise_multiplier)
         most = max([m.cohort for m in charges], default=self.cohort)
         users = self.real_population or self.population
-        times = self.participations
-        if not self.participations_capped and rounds:
-            times = participations_bound(users, most, rounds, self.delta)
-        server = gaussian_epsilon(least, times, self.delta, sensitivity=self.sensitivity_honest)
+        times, server_delta = self.participations, self.delta_server
+        if self.convention in ("coins", "picked"):
+            # The filter counts rounds in full, or as secret coins have it: the server's figure.
+            times, server, server_delta = max(rounds, times), limit.epsilon, 2 * limit.delta
+        else:
+            if not self.participations_capped and rounds:
+                times = participations_bound(users, most, rounds, self.delta)
+            server = gaussian_epsilon(least, times, self.delta, sensitivity=self.sensitivity_honest)
         return replace(
             self,
             accountant=_FILTER.format(order=limit.order),
@@ -198,6 +182,7 @@ class PrivacyStatement:
             epsilon_real=None,
             participations=times,
             epsilon_server=server,
+            delta_server=server_delta,
             participations_real=None,
             epsilon_server_real=None,
             filter_order=limit.order,
@@ -253,10 +238,7 @@ class PrivacyStatement:
     def _warnings(self) -> list[str]:
         lines = []
         if self.aggregation is not None and self.aggregation.injected:
-            lines.append(
-                "NOT PRIVATE: coins and noise came from a test generator, and whoever has its seed "
-                "can take the noise off. All figures below are those of a run without it."
-            )
+            lines.append(NOT_PRIVATE)
         elif self.seeded_noise:
             lines.append(
                 f"Seeded noise, {SEEDED_NOISE} (and can subtract the noise). All figures below are "
@@ -309,13 +291,9 @@ class PrivacyStatement:
 
     def _against_server(self) -> list[str]:
         if self.aggregation is not None and not self.aggregation.shares:
-            return [
-                "Against the server: NO GUARANTEE. It learns the exact sum of every round and adds "
-                "the noise itself: it must be trusted with these sums. Secure aggregation keeps "
-                "single contributions from it, and nothing else."
-            ]
+            return [SEES_SUMS]
         if self.convention == "coins":
-            return [self._against_the_curious()]
+            return against_the_curious(self.aggregation, self.neighbours)
         who = "Against a server that knows the cohorts (no amplification by sampling)"
         lines = []
         mark = "" if self.real_population is None else f" HYPOTHETICAL, {self.population:,} users:"
@@ -329,20 +307,6 @@ class PrivacyStatement:
                 "fact of taking part is not."
             )
         return lines
-
-    def _against_the_curious(self) -> str:
-        who = "Against the server"
-        parts = self.aggregation
-        if parts is None:
-            return (
-                f"{who} of a federation with secret coins and noise in shares: the same. (This "
-                "was a simulation of it.)"
-            )
-        return (
-            f"{who} that follows the protocol, and up to {parts.colluders} of the {parts.nodes} "
-            "nodes that tell it all they know: the same ε. It does not learn who was sampled, and "
-            f"no sum without the noise of at least {parts.adders} honest nodes."
-        )
 
     def _server(self, participations: int, epsilon: float) -> str:
         rounds = f"{participations} round{'' if participations == 1 else 's'}"
@@ -372,20 +336,11 @@ class PrivacyStatement:
             f"{' on average' if self.convention in ('poisson', 'coins') else ''}, "
             f"{self.rounds:,} rounds. "
             f"Accountant: {self.accountant}. Neighbours: {self.neighbours}.",
-            f"One user changes a total by at most {sensitivity}. {self._whose_noise()} of "
-            f"{self.noise_multiplier:.4g} clip bounds (standard deviation): {noise}.",
+            f"One user changes a total by at most {sensitivity}. "
+            f"{whose_noise(self.aggregation)} of {self.noise_multiplier:.4g} clip bounds (standard "
+            f"deviation): {noise}.",
+            *several(self.copies),
         ]
-
-    def _whose_noise(self) -> str:
-        parts = self.aggregation
-        if parts is None:
-            return "Gaussian noise"
-        if not parts.shares:
-            return "Gaussian noise, added by the server,"
-        return (
-            "Discrete Gaussian noise in shares, added by every node before its vector is masked; "
-            f"the shares of {parts.adders} nodes together have a standard deviation"
-        )
 
 
 def round_up(value: float) -> str:

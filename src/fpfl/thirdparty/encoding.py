@@ -120,8 +120,7 @@ class Encoding:
         if users * self.bound + noise >= RING / 2:
             raise ValueError(
                 f"the sum of {users} users' numbers, each up to {self.bound:.4g}, and {nodes} "
-                f"nodes' noise does not fit into a ring of 2^32: use fewer bits for a share of "
-                "noise, or smaller cohorts"
+                "nodes' noise does not fit into a ring of 2^32"
             )
 
     @cached_property
@@ -141,6 +140,11 @@ class Encoding:
         units = torch.zeros(len(rows), self.size, dtype=torch.float64)
         units[:, : self.numbers] = rows.double().cpu() * self.units
         rotated = hadamard(units * self.signs(round)) * self.scale
+        # A clipped row may be longer than its bound by rounding. That is taken off, so that it can
+        # be rounded at all; what was not clipped is left as it is, and becomes zero.
+        norms = rotated.norm(dim=1, keepdim=True)
+        shorter = (self.scale / norms.clamp(min=1e-300)).clamp(max=1.0)
+        rotated = torch.where(norms <= self.scale * (1.0 + RESERVE), rotated * shorter, rotated)
         whole = torch.zeros(rotated.shape, dtype=torch.int64)
         for k in range(len(rows)):
             whole[k] = self._rounded(rotated[k], uniform)

@@ -2,13 +2,14 @@
 
 What a node is told when it is started (``flower-supernode --node-config``):
 
-identity        the file that the authority made for this node
+identity        the file that the authority made for this node; FILE.sessions is written beside it
 anything else   for the project's own loader, which gets all of it
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -50,7 +51,10 @@ def client_app(agreement: str, load: str) -> ClientApp:
         token = request.pop(TOKEN, b"")
         said: Mapping[str, Any]
         try:
-            identity = Identity.from_bytes(_identity(context))
+            path = _identity(context)
+            identity = Identity.from_bytes(path.read_bytes())
+            if request.get("step") == "mask":
+                _once(path, identity, request)
             state = context.state.config_records.get(RECORD, {}).get("state", b"")
             kept, said = answered(
                 request, state, identity, lambda: _contribution(agreement, load, context)
@@ -70,7 +74,25 @@ def client_app(agreement: str, load: str) -> ClientApp:
     return app
 
 
-def _identity(context: Context) -> bytes:
+def _once(path: Path, identity: Identity, request: Mapping[str, Any]) -> None:
+    """Refuse to mask a second vector in a session, whatever became of the node's state.
+
+    Flower keeps the state only after a reply has left: a process that dies in between would mask
+    another vector with the same masks, and the difference of two of them has next to no noise.
+    """
+    session = request.get("session", b"")
+    if not isinstance(session, bytes):
+        raise Refused(identity.name, "the session is no bytes.")
+    with path.with_name(f"{path.name}.sessions").open("a+b") as file:
+        file.seek(0)
+        if session.hex().encode() in file.read().split():
+            raise Refused(identity.name, "a vector was masked in this session before.")
+        file.write(session.hex().encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _identity(context: Context) -> Path:
     path = context.node_config.get("identity")
     keys = context.run_config.get("simulation-keys", "")
     number = context.node_config.get("partition-id")
@@ -81,7 +103,7 @@ def _identity(context: Context) -> bytes:
             "this node was not told who it is: start flower-supernode with "
             "--node-config 'identity=\"FILE\"', a file that fpfl federation keys made"
         )
-    return Path(path).read_bytes()
+    return Path(path)
 
 
 def _contribution(agreement: str, load: str, context: Context) -> Contribution:

@@ -21,8 +21,11 @@ from fpfl.federation.flower import RECORD, TOKEN
 
 log = logging.getLogger("fpfl.federation")
 
-NODES_POLL, REPLIES_POLL = 1.0, 0.2
-"""Seconds between two questions."""
+NODES_POLL, REPLIES_POLL, GONE_POLL = 1.0, 0.2, 5.0
+"""Seconds between two questions: who is there, who has answered, who of those is gone."""
+
+LONGEST = 200
+"""So much of what a node says goes into the log."""
 
 TOKEN_BYTES = 16
 
@@ -72,22 +75,33 @@ class FlowerCourier:
         }
         waiting = set(asked)
         end = time.monotonic() + timeout
+        look = time.monotonic() + GONE_POLL
         while waiting:
             for reply in self.grid.pull_messages(sorted(waiting)):
                 waiting.discard(reply.metadata.reply_to_message_id)
                 node = asked.get(reply.metadata.reply_to_message_id)
                 if reply.has_error():
-                    log.warning("node %s failed: %s", node, reply.error.reason)
+                    log.warning("node %s failed: %s", node, _short(reply.error.reason))
                     continue
                 said = dict(reply.content.config_records.get(RECORD, {}))
-                sender = tokens.get(said.pop(TOKEN, b""))
+                token = said.pop(TOKEN, b"")
+                sender = tokens.get(token) if isinstance(token, bytes) else None
                 if sender is None:
                     log.warning("a reply in the name of node %s is not its own: left out", node)
                 elif "refused" in said:
-                    log.warning("node %d refuses: %s", sender, said["refused"])
+                    log.warning("node %d refuses: %s", sender, _short(said["refused"]))
                 else:
                     yield sender, said
-            if time.monotonic() >= end:
+            now = time.monotonic()
+            if now >= end:
                 break
+            if now >= look:  # who is gone will not answer
+                there, look = set(self.grid.get_node_ids()), now + GONE_POLL
+                waiting = {message for message in waiting if asked[message] in there}
             if waiting:
                 time.sleep(REPLIES_POLL + len(waiting) / 1000)
+
+
+def _short(said: object) -> str:
+    """What a node says, on one line: it could say anything."""
+    return repr(said)[:LONGEST]

@@ -148,10 +148,10 @@ class Aggregation:
         self._asked = following
         self.step = (*STEPS, "done")[STEPS.index(step) + 1]
 
-    def _abandon(self, reason: str) -> Abandoned:
+    def _abandon(self, reason: str, culprit: str | None = None) -> Abandoned:
         self.dropped[self.step] = tuple(sorted(self._asked - self._taken.keys()))
         self.step = "abandoned"
-        return Abandoned(reason, self.unmask_sent, self.shares_received)
+        return Abandoned(reason, self.unmask_sent, self.shares_received, culprit)
 
     def _enough(self, there: frozenset[str], needed: int) -> None:
         if len(there) < needed:
@@ -284,7 +284,8 @@ class Aggregation:
                 try:
                     self._remove_masks(name)
                 except Invalid as error:
-                    raise self._abandon(f"{name!r} dealt shares that do not fit: {error}") from None
+                    reason = f"{name!r} dealt shares that do not fit: {error}"
+                    raise self._abandon(reason, culprit=name) from None
         self._total = self._sum
         return frozenset()
 

@@ -62,13 +62,22 @@ class Abandoned(Exception):  # noqa: N818 - as above
     shares_received
         From how many nodes an answer with shares came, right or wrong: at most so many shares of
         any one secret came back.
+    culprit
+        The node that provably broke the protocol, where that is the reason.
     """
 
-    def __init__(self, reason: str, unmask_sent: bool, shares_received: int):
-        super().__init__(reason, unmask_sent, shares_received)
+    def __init__(
+        self,
+        reason: str,
+        unmask_sent: bool,
+        shares_received: int,
+        culprit: str | None = None,
+    ):
+        super().__init__(reason, unmask_sent, shares_received, culprit)
         self.reason = reason
         self.unmask_sent = unmask_sent
         self.shares_received = shares_received
+        self.culprit = culprit
 
     def __str__(self) -> str:
         return self.reason
