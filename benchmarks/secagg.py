@@ -149,7 +149,15 @@ def cohort_of_200() -> dict[str, Any]:
     nodes = enrolled(200)
     session = a_session(200, 3100, choice.degree, choice.threshold, 190)
     one_round(nodes, session)  # load and warm up
+    # What an `fpfl.federation.Agreement` of 200 nodes assumes where nothing is said.
+    careful = choose_graph(200, colluding=40, dropping=66)
+    safer = a_session(200, 3100, careful.degree, careful.threshold, 134)
     return {
+        "the agreement's defaults": {
+            "degree": careful.degree,
+            "threshold": careful.threshold,
+            **best(2, nodes, safer),
+        },
         "clients": 200,
         "numbers": 3100,
         "degree": choice.degree,

@@ -113,7 +113,9 @@ def test_a_federation_of_processes_is_the_simulation(federation, monkeypatch):
     units = float(agreed.encoding.units[: agreed.layout.parameters].min())
     rounding = agreed.encoding.rounding_bound(2 * agreed.cohort) / units
     bound = ROUNDS * agreed.learning_rate * rounding / agreed.settled.server.normaliser
-    assert error <= bound
+    # The bound is for roundings that all add up; at random they come to about √(m D)/2 steps.
+    likely = bound / (4 * agreed.cohort**0.5)
+    assert error <= min(bound, likely)
     test = fpfl.load_adult("test")
     here, there = (
         evaluate_model(m, test, constraint=agreed.constraint, bootstrap=0)
