@@ -43,7 +43,7 @@ def secagg() -> str:
     ours = small["nobody leaves"]["whole_seconds"]
     usual = small["the agreement's defaults"]
     lines = [
-        "| 200 nodes × 3,100 numbers, one core | seconds | of ours |",
+        "| 200 nodes × 3,100 numbers, one core | seconds | times the first |",
         "| --- | ---: | ---: |",
         f"| fpfl, a tenth colludes and a twentieth drops out: {small['degree']} neighbours, "
         f"t = {small['threshold']} | {ours:.2f} | 1 |",

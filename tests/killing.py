@@ -17,7 +17,11 @@ WRITE = os.write  # for evidence, which is not to be killed
 # Processes are forked from one that has imported torch and computed nothing: starting one takes
 # milliseconds, not seconds.
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["fpfl", "safetensors.torch", "warm"])
+FORKS.set_forkserver_preload(["safetensors.torch", "warm"])
+# What is to be imported beforehand is looked for where a new interpreter looks.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(Path(__file__).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+).rstrip(os.pathsep)
 
 
 def settings(noise_seed: int | None, **others: Any) -> dict[str, Any]:

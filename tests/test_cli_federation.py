@@ -89,6 +89,27 @@ def test_keys_are_whole_private_and_each_node_s_own(tmp_path):
     assert names.get_values_for_type(x509.IPAddress) == [ipaddress.ip_address("10.0.0.1")]
 
 
+def test_a_node_can_make_its_own_keys(tmp_path):
+    make_keys(tmp_path / "keys", 3)
+    node, other = tmp_path / "hospital", tmp_path / "other"
+    assert "to the authority" in called("request", str(node))
+    called("request", str(other))
+    said = called("certify", str(node / "request"), "--name", "hospital", "--index", "7",
+                  "--keys", str(tmp_path / "keys"))  # fmt: skip
+    assert "back to hospital" in said
+    with pytest.raises(ValueError, match="not the one of the credential"):
+        called("accept", str(other), str(node / "credential"))
+    called("accept", str(node), str(node / "credential"))
+    identity = Identity.from_bytes((node / "identity").read_bytes())
+    assert (identity.name, identity.index) == ("hospital", 7)
+    assert identity.authority == (tmp_path / "keys" / "authority.key").read_bytes()
+    assert not (node / "signing.secret").exists()
+    assert stat.S_IMODE((node / "identity").stat().st_mode) == 0o600
+    with pytest.raises(ValueError, match="bytes; a request has"):
+        called("certify", str(node / "credential"), "--name", "x", "--index", "8",
+               "--keys", str(tmp_path / "keys"))  # fmt: skip
+
+
 def test_the_commands_are_a_script(tmp_path):
     make_project(tmp_path / "one two", tmp_path / "my keys", nodes=3, cohort=5, rounds=2, epsilon=1)
     make_keys(tmp_path / "my keys", 3)
@@ -118,3 +139,9 @@ def test_what_is_refused(tmp_path):
         called("init", str(tmp_path / "keys"))
     with pytest.raises(ValueError, match="begin it with a letter"):
         called("init", str(tmp_path / "2nd"))
+    with pytest.raises(ValueError, match="there is a package 'fpfl' already"):
+        called("init", str(tmp_path / "fpfl"))
+    with pytest.raises(ValueError, match="at least 3"):
+        called("init", str(tmp_path / "small"), "--nodes", "2")
+    with pytest.raises(ValueError, match="is not there"):
+        called("start", str(tmp_path / "nosuch"), "--keys", str(tmp_path / "keys"), "--nodes", "3")

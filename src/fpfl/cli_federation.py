@@ -1,4 +1,4 @@
-"""The commands about federations: ``fpfl federation init``, ``keys`` and ``start``."""
+"""The commands about federations: ``fpfl federation init``, ``keys``, ``start``, and enrolling."""
 
 from __future__ import annotations
 
@@ -45,6 +45,42 @@ def keys(
     make_keys(folder, nodes, tuple(host or ("127.0.0.1", "localhost")))
     print(f"The keys of {nodes} nodes are in {folder}: give each node its own folder and ca.pem.")
     print(f"Keep {folder / 'authority.secret'} off the network: it enrols nodes.")
+
+
+@app.command()
+def request(
+    folder: Annotated[Path, typer.Argument(help="A new folder for the node's keys.")],
+) -> None:
+    """On a node: make its own keys, and a request for the authority."""
+    from fpfl.federation.keys import SUPERNODE, make_request
+
+    print(f"Send {make_request(folder)} to the authority, and to whoever runs the SuperLink")
+    print(f"{folder / SUPERNODE}.pub; the rest stays here.")
+
+
+@app.command()
+def certify(
+    request: Annotated[Path, typer.Argument(help="What the node sent.")],
+    name: Annotated[str, typer.Option(help="The node's name; each only once.")],
+    index: Annotated[int, typer.Option(help="Its index, from 1; each only once.")],
+    keys: Keys = Path("keys"),
+) -> None:
+    """On the authority's machine: sign a node's request."""
+    from fpfl.federation.keys import certify as signed
+
+    print(f"Send {signed(keys, request, name, index)} back to {name}.")
+
+
+@app.command()
+def accept(
+    folder: Annotated[Path, typer.Argument(help="The node's folder.")],
+    credential: Annotated[Path, typer.Argument(help="What the authority sent back.")],
+) -> None:
+    """On a node: put its key and the credential together."""
+    from fpfl.federation.keys import IDENTITY
+    from fpfl.federation.keys import accept as accepted
+
+    print(f"{folder / IDENTITY} is the identity of {accepted(folder, credential).name}.")
 
 
 @app.command()

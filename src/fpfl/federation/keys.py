@@ -5,12 +5,16 @@ KEYS/authority.key             its public half, for the server
 KEYS/ca.pem server.pem server.key    TLS: the root for everybody, the rest for the SuperLink
 KEYS/node-1/identity           who the node is in secure aggregation: for this node alone
 KEYS/node-1/supernode(.pub)    who it is to Flower: the key, and what is registered
+
+Where nobody but a node may ever have its keys, the node makes them (`make_request`), the authority
+signs the public half (`certify`), and the node puts the two together (`accept`).
 """
 
 from __future__ import annotations
 
 import datetime
 import ipaddress
+import os
 from pathlib import Path
 
 from cryptography import x509
@@ -18,10 +22,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fpfl.federation.secagg import Authority
+from fpfl.federation.secagg import Authority, Credential, Identity
+from fpfl.federation.secagg.primitives import KEY_BYTES, join, public_of_signing, split
 from fpfl.store.files import write_whole
 
 IDENTITY, SUPERNODE = "identity", "supernode"
+SIGNING, REQUEST, CREDENTIAL = "signing.secret", "request", "credential"
 SECRET, AUTHORITY = "authority.secret", "authority.key"
 ROOT, SERVER, SERVER_KEY = "ca.pem", "server.pem", "server.key"
 DAYS = 365
@@ -56,6 +62,43 @@ def make_keys(folder: Path, nodes: int, hosts: tuple[str, ...] = ("127.0.0.1",))
         identity = authority.enrol(f"node-{number}", number)
         write_whole(place / IDENTITY, identity.to_bytes(), mode=0o600)
         make_supernode_key(place / SUPERNODE)
+
+
+def make_request(folder: Path) -> Path:
+    """A node's own keys in a new folder; the file with the public half, for the authority."""
+    if folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"{folder} is there already and not empty; name another folder")
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    secret = os.urandom(KEY_BYTES)
+    write_whole(folder / SIGNING, secret, mode=0o600)
+    make_supernode_key(folder / SUPERNODE)
+    write_whole(folder / REQUEST, public_of_signing(secret))
+    return folder / REQUEST
+
+
+def certify(keys: Path, request: Path, name: str, index: int) -> Path:
+    """The authority's side: a credential for a node's public key, beside the request.
+
+    No name and no index may be given out twice; that is for whoever calls this to see to.
+    """
+    key = request.read_bytes()
+    if len(key) != KEY_BYTES:
+        raise ValueError(f"{request} has {len(key)} bytes; a request has {KEY_BYTES}")
+    authority = Authority((keys / SECRET).read_bytes())
+    path = request.with_name(CREDENTIAL)
+    write_whole(path, join(authority.certify(name, index, key).to_bytes(), authority.key))
+    return path
+
+
+def accept(folder: Path, credential: Path) -> Identity:
+    """The node's side: its identity, from its own key and the credential that came back."""
+    found, authority = split(credential.read_bytes(), 2)
+    signing = (folder / SIGNING).read_bytes()
+    identity = Identity(Credential.verified(found, authority), authority, signing)
+    Identity.from_bytes(identity.to_bytes())  # refuses a credential for another key
+    write_whole(folder / IDENTITY, identity.to_bytes(), mode=0o600)
+    (folder / SIGNING).unlink()
+    return identity
 
 
 def make_supernode_key(path: Path) -> None:
