@@ -543,6 +543,19 @@ def test_many_nodes_have_few_neighbours(nodes, monkeypatch):
     assert torch.allclose(parameters(opened), w - step * v.float(), atol=1e-5)
 
 
+def test_a_node_more_than_was_agreed_on_stops_nobody():
+    """Somebody registered with Flower who was never enrolled, and says nothing."""
+    agreed = agreement(rounds=1)
+    courier = Memory(agreed)
+    courier.nodes = lambda enough, timeout: [0, 1, 2, 3, 4, 99]
+    exchange = courier.exchange
+    courier.exchange = lambda requests, timeout: exchange(
+        {node: request for node, request in requests.items() if node != 99}, timeout
+    )
+    assert len(federated(agreed, courier).history) == 1
+    assert not courier.refused
+
+
 def test_a_node_refuses_a_graph_that_was_not_agreed_on(monkeypatch):
     """A server that would have one share suffice, or few neighbours where all were agreed on."""
     for graph in (GraphChoice(None, 2), GraphChoice(2, 1)):

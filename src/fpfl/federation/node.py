@@ -93,7 +93,7 @@ def _vector(
         "least": (session.least, agreement.aggregation.least),
     }
     wrong = [name for name, (given, expected) in agreed.items() if given != expected]
-    if not agreement.aggregation.least <= nodes <= agreement.nodes:
+    if nodes < agreement.aggregation.least:
         wrong.append("number of nodes")
     elif GraphChoice(session.degree, session.threshold) != agreement.graph(nodes):
         wrong.append("graph")
