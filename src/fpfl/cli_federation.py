@@ -19,7 +19,7 @@ def init(
     keys: Keys = Path("keys"),
     nodes: Nodes = 5,
     cohort: Annotated[int, typer.Option(help="Users in a round, on average.")] = 1000,
-    rounds: Annotated[int, typer.Option(help="Rounds.")] = 20,
+    rounds: Annotated[int, typer.Option(help="Rounds.")] = 5,
     epsilon: Annotated[float, typer.Option(help="ε of all rounds together.")] = 2.0,
 ) -> None:
     """Write a Flower project that trains a fair and private model; its task is Adult."""
