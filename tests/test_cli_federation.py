@@ -18,6 +18,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fpfl[f
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
+from fpfl import cli_federation, federation
 from fpfl.cli import app
 from fpfl.federation.keys import make_keys
 from fpfl.federation.project import make_project
@@ -127,6 +128,16 @@ def test_the_commands_are_a_script(tmp_path):
     assert files
     assert all((tmp_path / "my keys").joinpath(*w.split("my keys/")[1:]).exists() for w in files)
     assert f'identity="{tmp_path}/my keys/node-3/identity" partition-id=2' in words
+
+
+def test_without_the_extra_it_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(cli_federation, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"needs cryptography.*fpfl\[flower\]"):
+        called("keys", str(tmp_path / "keys"))
+    monkeypatch.setitem(federation._HOMES, "Agreement", "flwr.nowhere")
+    federation.__dict__.pop("Agreement", None)
+    with pytest.raises(ModuleNotFoundError, match=r"fpfl.federation needs flwr.*fpfl\[flower\]"):
+        _ = federation.Agreement
 
 
 def test_what_is_refused(tmp_path):

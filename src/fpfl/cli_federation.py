@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,16 @@ app = typer.Typer(help="Make and start a federation over a network.", no_args_is
 
 Keys = Annotated[Path, typer.Option(help="The folder with the federation's keys.")]
 Nodes = Annotated[int, typer.Option(help="How many nodes are enrolled.")]
+
+
+@app.callback()
+def _needs() -> None:
+    """Make and start a federation over a network."""
+    for name in ("cryptography", "flwr"):
+        if find_spec(name) is None:
+            raise ImportError(
+                f"a federation needs {name}, which is not installed: pip install 'fpfl[flower]'"
+            )
 
 
 @app.command()
