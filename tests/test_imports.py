@@ -47,6 +47,18 @@ ALLOWED = {
         "methods", "privacy", "randomness", "run", "server", "thirdparty", "users",
     },
     "suggesting": {"data", "fairness", "methods", "privacy"},
+    "estimator_data": {
+        "arguments", "data", "fairness", "methods", "models", "privacy", "randomness", "suggesting",
+        "training", "users",
+    },
+    "estimator_base": {
+        "arguments", "data", "estimator_data", "fairness", "folder", "methods", "models", "privacy",
+        "report", "run", "suggesting", "training", "users",
+    },
+    "estimator": {
+        "data", "estimator_base", "estimator_data", "fairness", "methods", "models", "privacy",
+        "training", "users",
+    },
     "federation": {
         "arguments", "conducting", "data", "fairness", "folder", "keeping", "methods", "privacy",
         "randomness", "run", "server", "store", "thirdparty", "users",
@@ -99,7 +111,8 @@ def test_import_fpfl_imports_torch_and_numpy_alone() -> None:
         "import sys, torch, numpy, torch.func\n"
         "before = {name.split('.')[0] for name in sys.modules}\n"
         "import fpfl\n"
-        "found = [getattr(fpfl, name) for name in fpfl.__all__]\n"
+        "names = [n for n in fpfl.__all__ if not n.startswith('FairPrivate')]  # an extra's\n"
+        "found = [getattr(fpfl, name) for name in names]\n"
         "after = {name.split('.')[0] for name in sys.modules}\n"
         "print(sorted(n for n in after - before if n not in sys.stdlib_module_names))"
     )

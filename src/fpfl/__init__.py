@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         merge_values,
         scale_by_ranges,
     )
+    from fpfl.estimator import FairPrivateClassifier, FairPrivateRegressor
     from fpfl.fairness import (
         Constraint,
         Evaluation,
@@ -51,6 +52,7 @@ _HOMES = {
         "merge_values",
         "scale_by_ranges",
     ),
+    "fpfl.estimator": ("FairPrivateClassifier", "FairPrivateRegressor"),
     "fpfl.fairness": (
         "Constraint",
         "Evaluation",
@@ -98,6 +100,8 @@ __all__ = [
     "Clipping",
     "Constraint",
     "Evaluation",
+    "FairPrivateClassifier",
+    "FairPrivateRegressor",
     "FederatedAveraging",
     "FederatedDataset",
     "FpflWarning",
