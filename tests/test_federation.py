@@ -125,7 +125,6 @@ def test_coins_are_each_user_s_own_and_fair():
 def test_a_node_where_nobody_is_sampled_answers_as_the_others_do():
     agreed = replace(agreement(), cohort=1)
     courier = Memory(agreed)
-    federated(replace(agreed, rounds=2), Memory(replace(agreed, rounds=2)))
     run = federated(agreed, courier)
     assert len(run.history) == 3
     lengths = {len(a["vector"]) for step, _, a in courier.seen if step == "mask"}
@@ -257,17 +256,19 @@ def test_one_bad_user_harms_no_other_of_its_node(caplog, monkeypatch):
     assert 0 < moved <= agreed.encoding.bound + 2 * math.sqrt(agreed.encoding.size) * 12
 
 
-def test_values_that_are_not_finite_become_zero():
+def test_a_node_with_values_that_are_not_finite_sends_its_noise(caplog):
+    """A dataset with such values is no dataset: the whole node's, not one user's."""
     data = dealt(agreement())[0]
     features = data.features.clone()
     features[0] = math.inf
     bad = replace(data, features=torch.zeros_like(features))
     object.__setattr__(bad, "features", features)
     agreed = with_seed(replace(agreement(rounds=1), cohort=60), 2)
-    run = Contribution(agreed, lambda: bad, TestChance(2, 0, 0)).vector(
-        1, agreed.flat.vector(), None
-    )
-    assert run.dtype == np.uint32
+    chance = TestChance(2, 0, 0)
+    with caplog.at_level(logging.ERROR):
+        sent = Contribution(agreed, lambda: bad, chance).vector(1, agreed.flat.vector(), None)
+    assert "NaN or infinite" in caplog.text  # on the node, where it belongs
+    assert np.array_equal(sent, in_ring(chance.noise(agreed.encoding.size, agreed.bits, 1)))
 
 
 # --- drop-outs, and what they cost ---------------------------------------------------------------

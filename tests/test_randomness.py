@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fpfl
 from fpfl.randomness import RoundStreams, hashed
 
 whole = st.integers(min_value=0, max_value=2**62)
@@ -30,3 +32,12 @@ def test_a_round_has_the_same_stream_whatever_was_drawn_before() -> None:
 def test_without_a_seed_rounds_are_fresh() -> None:
     streams = RoundStreams(None, "cohorts")
     assert streams.of(1).integers(2**60) != streams.of(1).integers(2**60)
+
+
+def test_networks_without_a_seed_do_not_begin_alike() -> None:
+    one, other = fpfl.mlp(3, (2,)), fpfl.mlp(3, (2,))
+    assert not torch.equal(one[0].weight, other[0].weight)
+    before = torch.random.get_rng_state()
+    seeded = [fpfl.mlp(3, (2,), seed=4) for _ in range(2)]
+    assert torch.equal(seeded[0][0].weight, seeded[1][0].weight)
+    assert torch.equal(torch.random.get_rng_state(), before)

@@ -96,7 +96,7 @@ def masks_of(state: ClientState, names: tuple[str, ...]) -> tuple[np.ndarray, np
     own, pairs = np.zeros(session.size, np.uint32), np.zeros(session.size, np.uint32)
     info = transcript.self_mask_of(session, state.index)
     primitives.add_mask(own, primitives.derive(state.seed, info), 1)
-    agreement = primitives.Agreement(state.masking)
+    agreement = primitives.KeyAgreement(state.masking)
     for peer in state.peers:
         if peer.name in names:
             key = agreement.key(peer.masking, transcript.mask_of(session, state.index, peer.index))

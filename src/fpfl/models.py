@@ -85,8 +85,11 @@ def cnn(
 
 @contextmanager
 def _seeded(seed: int | None) -> Iterator[None]:
-    """Torch's generator at the start of the seed's stream, and afterwards as it was."""
-    with torch.random.fork_rng(devices=[]):
+    """Torch's generator at the start of the seed's stream, and afterwards as it was.
+
+    Without a seed it goes on, so that no two networks begin alike.
+    """
+    with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(derived_seed(seed, "initialisation"))
         yield

@@ -27,9 +27,9 @@ from fpfl.federation.secagg.primitives import (
     NONCE_BYTES,
     SIGNATURE_BYTES,
     TAG_BYTES,
-    Agreement,
     ByteSource,
     Invalid,
+    KeyAgreement,
     add_mask,
     derive,
     public_of,
@@ -136,7 +136,7 @@ def _peers(state: ClientState, request: Request, authority: bytes) -> list[Peer]
         )
     publics = read_many(request, "publics", {2 * KEY_BYTES}, count)
     signatures = read_many(request, "signatures", {SIGNATURE_BYTES}, count)
-    agreement = Agreement(state.channel)
+    agreement = KeyAgreement(state.channel)
     peers: list[Peer] = []
     names: set[str] = set()
     for data, public, signature in zip(credentials, publics, signatures, strict=True):  # type: ignore[arg-type]
@@ -206,7 +206,7 @@ def mask(
                 f"shares of {session.threshold} nodes are needed, this one's among them, but only "
                 f"{len(held)} came and could be read."
             )
-        agreement = Agreement(state.masking)
+        agreement = KeyAgreement(state.masking)
         keys = [
             agreement.key(peer.masking, transcript.mask_of(session, state.index, peer.index))
             for peer in partners

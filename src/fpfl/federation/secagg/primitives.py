@@ -97,7 +97,7 @@ def public_of(secret: bytes) -> bytes:
     return public
 
 
-class Agreement:
+class KeyAgreement:
     """One side of many X25519 exchanges: its secret key is loaded once.
 
     Parameters

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from fpfl.federation.secagg import transcript
 from fpfl.federation.secagg.primitives import (
     KEY_BYTES,
-    Agreement,
     Invalid,
+    KeyAgreement,
     add_mask,
     derive,
     public_of,
@@ -65,7 +65,7 @@ def remove_pairwise_masks(
     secret = recovered(shares, session.threshold)
     if public_of(secret) != public:
         raise Invalid("the shares of its masking key do not give the key that it advertised.")
-    agreement = Agreement(secret)
+    agreement = KeyAgreement(secret)
     for other, key in partners:
         mask = agreement.key(key, transcript.mask_of(session, index, other))
         # The survivor added it if its own index is the lower one.
@@ -73,9 +73,9 @@ def remove_pairwise_masks(
 
 
 @lru_cache(maxsize=1)
-def _probe() -> Agreement:
+def _probe() -> KeyAgreement:
     """Any secret will do: such keys give zero with each."""
-    return Agreement(bytes(range(KEY_BYTES)))
+    return KeyAgreement(bytes(range(KEY_BYTES)))
 
 
 def check_exchange(public: bytes) -> None:
