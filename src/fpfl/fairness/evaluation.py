@@ -19,7 +19,8 @@ _SHOWN = 12  # gaps that are printed; a task of many classes has many
 class Difference:
     """One group against the whole, in one rate: D_a = overall − value, in [low, high].
 
-    ``count`` is n'_a. What is not known is NaN.
+    ``count`` is n'_a. ``value_low`` and ``value_high`` are the ends of the group's own value. What
+    is not known is NaN.
     """
 
     rate: str
@@ -27,6 +28,24 @@ class Difference:
     overall: float
     value: float
     count: int
+    difference: float
+    low: float
+    high: float
+    value_low: float = math.nan
+    value_high: float = math.nan
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two groups and how far apart they are in one rate: ``difference`` = the larger − the smaller.
+
+    The intervals of all D_a hold at once, and the difference is D_smaller − D_larger: so does
+    [low, high], which is therefore wide.
+    """
+
+    rate: str
+    larger: str
+    smaller: str
     difference: float
     low: float
     high: float
@@ -57,6 +76,21 @@ class GapEstimate:
         return None if self.worst is None else self.worst.group
 
     @property
+    def worst_pair(self) -> Pair | None:
+        """The two groups that are furthest apart; None where fewer than two have a value.
+
+        Groups of two attributes overlap; they are compared all the same.
+        """
+        pairs = []
+        for rate in self.overall:
+            known = [d for d in self.differences if d.rate == rate and not math.isnan(d.difference)]
+            if len(known) > 1:
+                b, a = min(known, key=lambda d: d.value), max(known, key=lambda d: d.value)
+                ends = max(b.low - a.high, -1.0), min(b.high - a.low, 1.0)
+                pairs.append(Pair(rate, a.group, b.group, a.value - b.value, *ends))
+        return max(pairs, key=lambda pair: pair.difference, default=None)
+
+    @property
     def unknown_groups(self) -> tuple[str, ...]:
         """The groups that some rate says nothing about, since they have no sample for it."""
         return tuple(dict.fromkeys(d.group for d in self.differences if d.count == 0))
@@ -82,7 +116,8 @@ class GapEstimate:
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as JSON can hold it: NaN becomes None."""
-        return _plain({**asdict(self), "worst_group": self.worst_group})
+        pair = None if self.worst_pair is None else asdict(self.worst_pair)
+        return _plain({**asdict(self), "worst_group": self.worst_group, "worst_pair": pair})
 
     def __str__(self) -> str:
         where = "" if self.worst is None else f", the worst being {self.worst_group}"

@@ -18,7 +18,10 @@ they stayed unseen, a share q of the group or s of the rest, move v or w by as m
 
     I_a = [D_a − max(m, r q (1 − v), r s w),   D_a + max(m, r q v, r s (1 − w))]
 
-(:mod:`fpfl.fairness.bootstrap` has m, q and s).
+(:mod:`fpfl.fairness.bootstrap` has m, q and s). A group's own value, with a margin of its own, lies
+in
+
+    [v − max(m_v, q v),   v + max(m_v, q (1 − v))].
 """
 
 from __future__ import annotations
@@ -163,7 +166,9 @@ def _gap(
     low = np.maximum(D - np.maximum(m, r * np.fmax(q * (1.0 - v), s * w)), -1.0)
     high = np.minimum(D + np.maximum(m, r * np.fmax(q * v, s * (1.0 - w))), 1.0)
     names = product([table.rates[i] for i in rows], [table.groups[j] for j in columns])
-    numbers = np.stack(np.broadcast_arrays(overall, v, n, D, low, high), axis=-1).reshape(-1, 6)
+    ends = _ends(v, q, margins(v, drawn[:, :, columns], confidence))
+    fields = np.broadcast_arrays(overall, v, n, D, low, high, *ends)
+    numbers = np.stack(fields, axis=-1).reshape(-1, len(fields))
     cells = zip(names, numbers.tolist(), strict=True)
     return GapEstimate(
         name,
@@ -177,9 +182,14 @@ def _gap(
 def _overall(table: Table, row: int, confidence: float) -> tuple[float, tuple[float, float]]:
     """The overall value v of a rate, and [v − max(m, q v), v + max(m, q (1 − v))]."""
     v, q = table.value[row, :1], unseen(table.users[row, :1], (1.0 - confidence) / 2)
-    m = margins(v, table.drawn[:, row, :1], confidence)
+    low, high = _ends(v, q, margins(v, table.drawn[:, row, :1], confidence))
+    return float(v[0]), (float(low[0]), float(high[0]))
+
+
+def _ends(v: Floats, q: Floats, m: Floats) -> tuple[Floats, Floats]:
+    """v − max(m, q v) and v + max(m, q (1 − v)), within [0, 1]."""
     low, high = v - np.maximum(m, q * v), v + np.maximum(m, q * (1.0 - v))
-    return float(v[0]), (float(np.maximum(low, 0.0)[0]), float(np.minimum(high, 1.0)[0]))
+    return np.maximum(low, 0.0), np.minimum(high, 1.0)
 
 
 def _largest(values: Floats) -> float:

@@ -60,10 +60,11 @@ class Judge:
         error = (1.0 - self.confidence) / cells.comparisons
         low, high = difference_interval(groups, whole - groups, error, self.bound)
         overall, value = whole.value(), groups.value()
+        ends = rate_interval(groups, error, self.bound)
         D = overall - value
         count = np.where(np.isnan(D), 0, np.maximum(groups.n, 1.0)).round()
         names = product([rate.name for rate in cells.constraint.rates], cells.groups.names)
-        numbers = np.stack([overall, value, count, D, low, high], axis=-1).reshape(-1, 6).tolist()
+        numbers = np.stack([overall, value, count, D, low, high, *ends], axis=-1)
         return GapEstimate(
             cells.constraint.name,
             value=float(np.fmax.reduce(np.abs(D), axis=None, initial=np.nan)),
@@ -71,7 +72,7 @@ class Judge:
             high=float(np.maximum(-low, high).max()),
             differences=tuple(
                 Difference(*each, o, v, int(n), *d)
-                for each, (o, v, n, *d) in zip(names, numbers, strict=True)
+                for each, (o, v, n, *d) in zip(names, numbers.reshape(-1, 8).tolist(), strict=True)
             ),
         )
 

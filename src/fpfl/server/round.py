@@ -188,6 +188,8 @@ def describe(t: int, totals: Totals, state: MethodState, layout: Layout, toleran
         "accuracy": _known(accuracy),
         "gap": _known(gap),
         "fair": totals.fair(tolerance),
+        # Of the released sum, noise included: with s√p beside it, it says what is left of a signal.
+        "gradient_norm": _known(float(totals.loss_gradient.norm())),
     }
     if totals.clipped is not None:
         row["clipped"] = _known(float(totals.clipped))
