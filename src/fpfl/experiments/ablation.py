@@ -107,5 +107,6 @@ CHANGES: dict[str, Callable[[Settings], Settings]] = {
     "alike": _method(spread=None),
     "wide": _method(high=1e6),
     "lift": _method(low=1.0),
+    "half-lift": _method(low=0.4),
 }
 """What each change of the ablation table does."""
