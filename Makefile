@@ -6,8 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 # What each stamp installs besides the package itself.
-EXTRAS_base :=
-EXTRAS_dev := [dev,sklearn,femnist,flower]
+EXTRAS_base := [report]
+EXTRAS_dev := [all]
 EXTRAS_docs := [docs]
 
 .DEFAULT_GOAL := help

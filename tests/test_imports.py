@@ -29,7 +29,10 @@ ALLOWED = {
         "data", "fairness", "methods", "privacy", "randomness", "store", "thirdparty", "users",
     },
     "heldout": {"data", "fairness", "privacy", "thirdparty", "users"},
-    "report": {"server"},
+    "report": {
+        "begun", "conducting", "data", "fairness", "folder", "heldout", "privacy", "run", "server",
+        "store", "users",
+    },
     "fingerprint": {"data"},
     "folder": {"privacy", "store"},
     "begun": {"data", "fairness", "fingerprint", "folder", "privacy"},
@@ -47,13 +50,16 @@ ALLOWED = {
         "methods", "privacy", "randomness", "run", "server", "thirdparty", "users",
     },
     "suggesting": {"data", "fairness", "methods", "privacy"},
+    "exporting": {"data", "store", "users"},
+    "planning": {"data", "fairness", "methods", "privacy", "suggesting"},
+    "estimator_settings": {"data", "fairness", "methods", "privacy", "suggesting"},
     "estimator_data": {
         "arguments", "data", "fairness", "methods", "models", "privacy", "randomness", "suggesting",
         "training", "users",
     },
     "estimator_base": {
-        "arguments", "data", "estimator_data", "fairness", "folder", "methods", "models", "privacy",
-        "report", "run", "suggesting", "training", "users",
+        "arguments", "data", "estimator_data", "estimator_settings", "fairness", "folder",
+        "methods", "models", "privacy", "report", "run", "suggesting", "training", "users",
     },
     "estimator": {
         "data", "estimator_base", "estimator_data", "fairness", "methods", "models", "privacy",
@@ -71,10 +77,11 @@ ALLOWED = {
         "arguments", "data", "fairness", "methods", "models", "privacy", "report", "run", "server",
         "store", "suggesting", "training", "users",
     },
-    "config_sections": {"methods", "models", "privacy", "server", "suggesting", "users"},
+    "config_sections": {"data", "methods", "models", "privacy", "server", "suggesting", "users"},
+    "config_data": {"config_sections", "data", "fairness", "server"},
     "config": {
-        "config_sections", "data", "fairness", "folder", "methods", "models", "privacy", "run",
-        "server", "suggesting", "training", "users",
+        "config_data", "config_sections", "data", "fairness", "folder", "methods", "models",
+        "privacy", "run", "server", "suggesting", "training", "users",
     },
 }  # fmt: skip
 

@@ -12,11 +12,14 @@ if TYPE_CHECKING:
         Attribute,
         FederatedDataset,
         Schema,
+        TableSchema,
         load_adult,
         merge_values,
+        read_table,
         scale_by_ranges,
     )
     from fpfl.estimator import FairPrivateClassifier, FairPrivateRegressor
+    from fpfl.exporting import Predictor, export_onnx, export_torch
     from fpfl.fairness import (
         Constraint,
         Evaluation,
@@ -32,11 +35,19 @@ if TYPE_CHECKING:
     from fpfl.heldout import evaluate_privately
     from fpfl.methods import BMDM, MMDM, OneGradient, Tran
     from fpfl.models import mlp
+    from fpfl.planning import plan_training
     from fpfl.privacy import PrivacyPlan
-    from fpfl.privacy.population import PopulationLedger
+    from fpfl.privacy.population import PopulationLedger, tuning_cost
     from fpfl.privacy.settings import Clipping, Privacy
+    from fpfl.report.card import model_card
+    from fpfl.report.described import run_facts
+    from fpfl.report.explaining import Explain
+    from fpfl.report.page import write_report
+    from fpfl.report.progress import Progress
+    from fpfl.report.tracking import MLflowCallback, TensorBoardCallback
     from fpfl.run import Run, evaluate_model
-    from fpfl.server.round import RoundEvent
+    from fpfl.server.round import RoundEvent, StopTraining
+    from fpfl.server.watching import Training
     from fpfl.suggesting import suggest
     from fpfl.training import FpflWarning, train
     from fpfl.users.local import FederatedAveraging
@@ -48,11 +59,14 @@ _HOMES = {
         "Attribute",
         "FederatedDataset",
         "Schema",
+        "TableSchema",
         "load_adult",
         "merge_values",
+        "read_table",
         "scale_by_ranges",
     ),
     "fpfl.estimator": ("FairPrivateClassifier", "FairPrivateRegressor"),
+    "fpfl.exporting": ("Predictor", "export_onnx", "export_torch"),
     "fpfl.fairness": (
         "Constraint",
         "Evaluation",
@@ -73,17 +87,25 @@ _HOMES = {
         "Tran",
     ),
     "fpfl.models": ("mlp",),
+    "fpfl.planning": ("plan_training",),
     "fpfl.privacy": ("PrivacyPlan",),
-    "fpfl.privacy.population": ("PopulationLedger",),
+    "fpfl.privacy.population": ("PopulationLedger", "tuning_cost"),
     "fpfl.privacy.settings": (
         "Clipping",
         "Privacy",
     ),
+    "fpfl.report.card": ("model_card",),
+    "fpfl.report.described": ("run_facts",),
+    "fpfl.report.explaining": ("Explain",),
+    "fpfl.report.page": ("write_report",),
+    "fpfl.report.progress": ("Progress",),
+    "fpfl.report.tracking": ("MLflowCallback", "TensorBoardCallback"),
     "fpfl.run": (
         "Run",
         "evaluate_model",
     ),
-    "fpfl.server.round": ("RoundEvent",),
+    "fpfl.server.round": ("RoundEvent", "StopTraining"),
+    "fpfl.server.watching": ("Training",),
     "fpfl.suggesting": ("suggest",),
     "fpfl.training": (
         "FpflWarning",
@@ -100,20 +122,28 @@ __all__ = [
     "Clipping",
     "Constraint",
     "Evaluation",
+    "Explain",
     "FairPrivateClassifier",
     "FairPrivateRegressor",
     "FederatedAveraging",
     "FederatedDataset",
     "FpflWarning",
+    "MLflowCallback",
     "OneGradient",
     "PopulationLedger",
+    "Predictor",
     "Privacy",
     "PrivacyPlan",
+    "Progress",
     "Rate",
     "RoundEvent",
     "Run",
     "RunFolder",
     "Schema",
+    "StopTraining",
+    "TableSchema",
+    "TensorBoardCallback",
+    "Training",
     "Tran",
     "accuracy_parity",
     "demographic_parity",
@@ -121,14 +151,22 @@ __all__ = [
     "equalized_odds",
     "evaluate_model",
     "evaluate_privately",
+    "export_onnx",
+    "export_torch",
     "fnr_parity",
     "load_adult",
     "merge_values",
     "mlp",
+    "model_card",
+    "plan_training",
     "predictive_parity",
+    "read_table",
+    "run_facts",
     "scale_by_ranges",
     "suggest",
     "train",
+    "tuning_cost",
+    "write_report",
 ]
 
 

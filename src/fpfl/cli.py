@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import click
 import typer
 
-from fpfl import __version__, cli_data, cli_federation
+from fpfl import __version__, cli_data, cli_export, cli_federation, cli_plan, cli_report
 from fpfl import cli_runs as runs
 from fpfl.privacy.rules import BudgetExhaustedError
 
@@ -27,6 +27,9 @@ app = typer.Typer(
 )
 
 runs.add_commands(app)
+app.command()(cli_export.export)
+app.command()(cli_plan.plan)
+app.command()(cli_report.report)
 app.add_typer(cli_data.app, name="data")
 app.add_typer(cli_federation.app, name="federation")
 
@@ -58,9 +61,10 @@ def demo(
     from rich.console import Console
     from rich.table import Table
 
-    from fpfl.experiments.demo import TOLERANCE, draw_demo, run_demo, save_demo
+    from fpfl.experiments.demo import TOLERANCE, draw_demo, run_demo, run_folders, save_demo
     from fpfl.experiments.runner import about_this_run
     from fpfl.privacy import round_up
+    from fpfl.report.page import write_report
     from fpfl.report.progress import progress
 
     start = time.perf_counter()
@@ -94,6 +98,11 @@ def demo(
         for note in r.run.warnings:
             console.print(f"Note on {r.name}: {note}", highlight=False, soft_wrap=True)
     console.print(f"\nPicture: {picture}   Runs: {out}", highlight=False, soft_wrap=True)
+    try:
+        page = f"Report: {write_report(run_folders(runs, out), out / 'report.html')}"
+    except ImportError as error:  # all the rest is there without it
+        page = f"No report: {error}"
+    console.print(page, highlight=False, soft_wrap=True, markup=False)
 
 
 @app.command()

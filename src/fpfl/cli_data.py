@@ -1,4 +1,4 @@
-"""The commands about data: ``fpfl data femnist``."""
+"""The commands about data: ``fpfl data draft`` and ``fpfl data femnist``."""
 
 from __future__ import annotations
 
@@ -34,10 +34,34 @@ class _ShowAlone(TyperCommand):
         return super().parse_args(ctx, full)
 
 
-# A sub-app of one command would do without its name.
-@app.callback()
-def _data() -> None:
-    """Look at data, and convert it."""
+@app.command()
+def draft(
+    table: Annotated[Path, typer.Argument(help="A CSV or Parquet file.")],
+    label: Annotated[str, typer.Option(help="The column to predict.")],
+    user: Annotated[str | None, typer.Option(help="The column that says whose a row is.")] = None,
+    groups: Annotated[
+        str | None, typer.Option(help="Columns of sensitive attributes, e.g. sex,race.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="The new schema; NAME.schema.toml by default."),
+    ] = None,
+) -> None:
+    """Draft a table's schema by looking at it, for you to check before training with ε."""
+    from fpfl.data.drafting import draft_schema, draft_text
+    from fpfl.store.files import write_whole
+
+    path = table.with_suffix(".schema.toml") if out is None else out
+    if path.exists():
+        raise ValueError(f"{path} is there already; remove it first, or name another with -o")
+    names = [name.strip() for name in (groups or "").split(",") if name.strip()]
+    drafted, left_out = draft_schema(table, label=label, user=user, groups=names)
+    write_whole(path, draft_text(table.name, drafted, left_out).encode())
+    print(
+        f"Written: {path}, with what the data shows: {len(drafted.features)} features, "
+        f"{len(left_out)} columns left out. Check it against public knowledge, then change "
+        'source = "data" to source = "declared"; fpfl train --epsilon refuses it before.'
+    )
 
 
 @app.command(cls=_ShowAlone)

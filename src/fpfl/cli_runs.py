@@ -17,7 +17,7 @@ def evaluate(
     epsilon: Annotated[float, typer.Option(help="ε of the evaluation, for the held-out users.")],
     data: Annotated[
         Path | None,
-        typer.Option(help="Held-out users (.npz or population folder); the config's test set."),
+        typer.Option(help="Held-out users (.npz, table or population folder); the config's test."),
     ] = None,
     delta: Annotated[float | None, typer.Option(help="δ; 1/(10 K) by default.")] = None,
     bound: Annotated[
@@ -48,9 +48,9 @@ def evaluate(
         raise ValueError(f"{run} is not finished: fpfl resume {run}")
     config, origin = load_config(run / "config.toml"), origin_of(run)
     if data is not None:
-        people = load_people(config, data)
+        people = load_people(config, data, Path(origin["folder"]))
     else:
-        _, test = load_data(config, Path(origin["folder"]), origin["partition_seed"])
+        _, test = load_data(config, Path(origin["folder"]), origin["partition_seed"], private=True)
         if test is None:
             raise ValueError("the config names no test set; give held-out users: --data PATH")
         people = test

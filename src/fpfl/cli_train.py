@@ -3,54 +3,156 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fpfl import cli_options as options
+
 if TYPE_CHECKING:
-    from fpfl.config import Config
+    from fpfl.config import Config, Loaded
     from fpfl.folder import RunFolder
+    from fpfl.server.round import Callback
 
 SIMULATION_ONLY = "simulation only: measured without noise, not covered by ε"
 _ORIGIN = "origin.json"
 
+_Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Explain how noisy each total is.")]
+_TensorBoard = Annotated[
+    Path | None, typer.Option(help="A folder to log what is released to, for TensorBoard.")
+]
+_MLflow = Annotated[
+    str | None, typer.Option("--mlflow", help="An MLflow experiment to log what is released to.")
+]
+
+
+@dataclass(frozen=True)
+class _Watch:
+    """Who is told what a training releases, besides the terminal."""
+
+    verbose: bool
+    tensorboard: Path | None
+    mlflow: str | None
+
+    def callbacks(self) -> list[Callback]:
+        """Made before anything is begun: a server that cannot be reached costs nothing then."""
+        from fpfl.report.explaining import Explain
+        from fpfl.report.tracking import MLflowCallback, TensorBoardCallback
+
+        found: list[Callback] = [Explain()] if self.verbose else []
+        found += [TensorBoardCallback(self.tensorboard)] if self.tensorboard else []
+        return found + ([MLflowCallback(self.mlflow)] if self.mlflow else [])
+
 
 def train(
-    config: Annotated[Path, typer.Argument(help="The training, as TOML.")],
-    out: Annotated[Path, typer.Option(help="A new folder for the run.")],
+    config: Annotated[
+        Path | None, typer.Argument(help="The training, as TOML; or give --data.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="A new folder for the run; with --data, out/NAME by default."),
+    ] = None,
     simulation: Annotated[
         bool, typer.Option(help="Also evaluate a private run on its training population.")
     ] = False,
+    verbose: _Verbose = False,
+    tensorboard: _TensorBoard = None,
+    mlflow: _MLflow = None,
+    data: options.Data = None,
+    schema: options.SchemaFile = None,
+    label: options.LabelColumn = None,
+    user: options.UserColumn = None,
+    groups: options.Groups = None,
+    epsilon: options.Epsilon = None,
+    delta: options.Delta = None,
+    constraint: options.ConstraintName = None,
+    tolerance: options.Tolerance = None,
+    cohort: options.Cohort = None,
+    rounds: options.Rounds = None,
+    test: options.TestSet = None,
+    hidden: options.Hidden = None,
+    seed: options.Seed = None,
 ) -> None:
-    """Train what a config says; the run is kept in a folder and can be resumed.
+    """Train what a config says, or on a table; the run is kept in a folder and can be resumed.
 
     On several cores or GPUs: torchrun --nproc-per-node 2 -m fpfl.cli train CONFIG --out FOLDER.
     """
+    watch = _Watch(verbose, tensorboard, mlflow)
+    chosen = {
+        "schema": schema,
+        "label": label,
+        "user": user,
+        "groups": groups,
+        "epsilon": epsilon,
+        "delta": delta,
+        "constraint": constraint,
+        "tolerance": tolerance,
+        "cohort": cohort,
+        "rounds": rounds,
+        "test": test,
+        "hidden": hidden,
+        "seed": seed,
+    }
+    if data is not None:
+        if config is not None:
+            raise ValueError(f"both {config} and --data were given; give one of them")
+        _train_table(data, out, simulation, chosen, watch)
+        return
+    given = sorted(f"--{name}" for name, value in chosen.items() if value is not None)
+    if config is None or given:
+        what = f"{', '.join(given)} without --data" if given else "neither a config nor --data"
+        raise ValueError(f"{what}; give fpfl train CONFIG.toml --out RUN, or --data FILE.csv")
+    if out is None:
+        raise ValueError("Missing option '--out': the run's new folder")
     from fpfl.config import load_config
-    from fpfl.folder import RunFolder
 
     settings = load_config(config)
-    origin = {
-        "folder": str(config.parent.resolve()),
-        # Made-up users must be the same people when the run is resumed.
-        "partition_seed": settings.training.seed
-        if settings.training.seed is not None
-        else secrets.randbits(62),
-    }
-    ledger = settings.privacy.ledger if settings.privacy else None
-    keep = RunFolder(
-        out,
-        ledger=None if ledger is None else config.parent / ledger,
-        checkpoint_every=settings.training.checkpoint_every,
-        files={
-            "config.toml": config.read_text(encoding="utf-8"),
-            _ORIGIN: json.dumps(origin, indent=1) + "\n",
-        },
+    text = config.read_text(encoding="utf-8")
+    origin = _origin(config.parent, settings.training.seed)
+    _run(settings, origin, _new_folder(out, settings, origin, text), simulation, watch)
+
+
+def _train_table(
+    data: Path, out: Path | None, simulation: bool, chosen: dict[str, Any], watch: _Watch
+) -> None:
+    """Make a config of a table and the options, and train what it says."""
+    from fpfl.cli_table import TableOptions, free_folder, planned
+
+    out = free_folder(data) if out is None else out
+    origin = _origin(Path(), chosen["seed"])
+    plan = planned(
+        TableOptions(data, **chosen), Path(origin["folder"]), int(origin["partition_seed"])
     )
-    _run(settings, origin, keep, simulation)
+    alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
+    if alone or os.environ.get("RANK") == "0":
+        for note in plan.notes:
+            print(note)
+    keep = _new_folder(out, plan.config, origin, plan.text)
+    # Of several processes, each has drawn other users to hold out so far.
+    _run(plan.config, origin, keep, simulation, watch, plan.loaded if alone else None)
+
+
+def _origin(folder: Path, seed: int | None) -> dict[str, Any]:
+    # Made-up users must be the same people when the run is resumed.
+    drawn = secrets.randbits(62) if seed is None else seed
+    return {"folder": str(folder.resolve()), "partition_seed": drawn}
+
+
+def _new_folder(out: Path, settings: Config, origin: dict[str, Any], text: str) -> RunFolder:
+    from fpfl.folder import RunFolder
+
+    ledger = settings.privacy.ledger if settings.privacy else None
+    return RunFolder(
+        out,
+        ledger=None if ledger is None else Path(origin["folder"]) / ledger,
+        checkpoint_every=settings.training.checkpoint_every,
+        files={"config.toml": text, _ORIGIN: json.dumps(origin, indent=1) + "\n"},
+    )
 
 
 def resume(
@@ -64,6 +166,9 @@ def resume(
     simulation: Annotated[
         bool, typer.Option(help="Also evaluate a private run on its training population.")
     ] = False,
+    verbose: _Verbose = False,
+    tensorboard: _TensorBoard = None,
+    mlflow: _MLflow = None,
 ) -> None:
     """Go on with a run: after a crash, or with more rounds where its budget allows."""
     from fpfl.config import load_config
@@ -88,10 +193,17 @@ def resume(
         checkpoint_every=settings.training.checkpoint_every,
         files={} if config is None else {"config.toml": config.read_text(encoding="utf-8")},
     )
-    _run(settings, origin, keep, simulation)
+    _run(settings, origin, keep, simulation, _Watch(verbose, tensorboard, mlflow))
 
 
-def _run(settings: Config, origin: dict[str, Any], keep: RunFolder, simulation: bool) -> None:
+def _run(
+    settings: Config,
+    origin: dict[str, Any],
+    keep: RunFolder,
+    simulation: bool,
+    watch: _Watch,
+    loaded: Loaded | None = None,
+) -> None:
     """Train in a run folder, evaluate, and say how it went."""
     from fpfl.config import run_config
     from fpfl.report.progress import progress
@@ -104,12 +216,14 @@ def _run(settings: Config, origin: dict[str, Any], keep: RunFolder, simulation: 
         "device": device,
         "partition_seed": ranks.numbers_from_first([origin["partition_seed"]])[0],
         "keep": keep,
+        "loaded": loaded,
     }
     if not ranks.first:  # computes its share; the first process shows and saves
         run_config(settings, **how)
         return
+    watching = watch.callbacks()
     with progress("training", settings.training.rounds) as callback:
-        run, data, test = run_config(settings, **how, callbacks=(callback,))
+        run, data, test = run_config(settings, **how, callbacks=(*watching, callback))
     print(run)
     if settings.training.suggested:
         print(_settings_used(run.settings))
@@ -124,6 +238,7 @@ def _run(settings: Config, origin: dict[str, Any], keep: RunFolder, simulation: 
             write_whole(keep.path / f"evaluation-{name.split()[0]}.json", text.encode())
             print(f"\nOn the {name} ({SIMULATION_ONLY}):\n{evaluation}")
     print(f"\nSaved in {keep.path}")
+    print(f"Next: fpfl report {keep.path} -o report.html, fpfl export {keep.path}")
     if run.stopped:
         print(f"error: {run.stopped}", file=sys.stderr)
         raise typer.Exit(1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,10 +32,12 @@ from fpfl.keeping import Kept, opened
 from fpfl.methods import Method
 from fpfl.privacy.aggregation import Aggregation
 from fpfl.privacy.settings import Clipping, Privacy
+from fpfl.privacy.spending import Spending
 from fpfl.run import Run, with_parameters
 from fpfl.server.ranks import Ranks
 from fpfl.server.round import Callback, Federation, OptimizerFactory, ServerSettings, begin, serve
 from fpfl.server.selection import Rule
+from fpfl.server.watching import Training, Watching, parts_of
 from fpfl.users.flat import FlatModel
 from fpfl.users.layout import Layout
 
@@ -163,7 +166,7 @@ def conduct(
     ranks
         The processes that share the work.
     callbacks
-        Called after every round.
+        Told of the beginning, of every round and of the end, in the first process.
     """
     seed, noise_seed, *_ = seeds
     plan, server = settled.noisy.plan, settled.server
@@ -174,12 +177,19 @@ def conduct(
             settled.constraint, settled.optimizer, plan, settled.privacy,
         )  # fmt: skip
         kept = opened(where, begun, begin(w, server), ranks)
-    try:
+    watching = Watching(callbacks if ranks.first else (), ranks)
+    with ExitStack() as stack:
+        stack.enter_context(watching)
+        if kept and kept.journal:
+            # Closed before anybody is told how it went.
+            stack.callback(kept.journal.close)
+        if ranks.first:
+            watching.begin(_training(settled, kept))
         outcome = serve(
             federation(kept),
             w,
             server,
-            callbacks if ranks.first else (),
+            (watching,),
             kept.past.state if kept else None,
             kept.journal if kept else None,
         )
@@ -206,7 +216,22 @@ def conduct(
         if kept and kept.journal:
             run.save(kept.journal.folder)
             kept.journal.ledger.finish(len(outcome.history), outcome.stopped)
-    finally:
-        if kept and kept.journal:
-            kept.journal.close()
+    watching.end(run)
     return run
+
+
+def _training(settled: Settled, kept: Kept | None) -> Training:
+    """What callbacks are told before the first round."""
+    plan, rounds = settled.noisy.plan, settled.server.rounds
+    ledger = kept.journal.ledger if kept and kept.journal else None
+    return Training(
+        settings=settled.settings,
+        schema=settled.schema,
+        layout=settled.layout,
+        parts=parts_of(settled.layout, plan, settled.noisy.noise_stddev),
+        plan=plan,
+        spending=None if plan is None else Spending(plan, ledger),
+        first=kept.past.state.round + 1 if kept else 1,
+        rounds=rounds,
+        fresh=kept.past.next_round if kept else 1,
+    )

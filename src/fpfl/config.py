@@ -15,11 +15,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import ValidationError
 from torch import nn
 
+from fpfl.config_data import Loaded, load_data, load_people, table_schema
 from fpfl.config_sections import (
     VERSION,
     ClipConfig,
@@ -27,21 +26,16 @@ from fpfl.config_sections import (
     Kind,
     MethodConfig,
     PrivacyConfig,
-    SchemaConfig,
     TrainingConfig,
 )
-from fpfl.data.adult import load_adult
 from fpfl.data.federated import FederatedDataset
-from fpfl.data.files import open_population
-from fpfl.data.scaling import scale_by_ranges
-from fpfl.data.schema import Attribute, Schema
+from fpfl.data.schema import Schema
 from fpfl.fairness.constraints import BY_NAME, Constraint, equal_error
 from fpfl.folder import RunFolder, look, read_about
 from fpfl.methods import BMDM, MMDM, Method, OneGradient, Tran
 from fpfl.models import mlp
 from fpfl.privacy.settings import Clipping, Privacy
 from fpfl.run import Run
-from fpfl.server.ranks import Ranks
 from fpfl.server.round import Callback
 from fpfl.suggesting import suggested_clipping, suggested_learning_rate
 from fpfl.training import train
@@ -49,6 +43,8 @@ from fpfl.users.local import FederatedAveraging
 
 __all__ = [
     "Config",
+    "Loaded",
+    "config_of",
     "load_config",
     "load_data",
     "load_people",
@@ -56,6 +52,7 @@ __all__ = [
     "make_method",
     "make_model",
     "run_config",
+    "table_schema",
 ]
 
 _METHODS: dict[Kind, Callable[..., Method]] = {
@@ -68,9 +65,6 @@ _METHODS: dict[Kind, Callable[..., Method]] = {
 MOST_PARAMETERS = 10**9
 """Of a perceptron: more are taken for a slip of the pen, before any memory is."""
 
-_COLUMNS = ("features", "labels", "attributes", "users")
-"""What an .npz file may hold; anything else in it is left alone."""
-
 _SHOWN = 5
 """So many mistakes of a config are named at a time."""
 
@@ -78,19 +72,28 @@ _SHOWN = 5
 def load_config(path: str | Path) -> Config:
     """Read a config; a ValueError of one line says what is wrong with it, and where."""
     try:
-        content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # also of a number with thousands of digits
+        text = Path(path).read_text(encoding="utf-8")
+    except ValueError as error:
         raise ValueError(f"{path} is not a TOML file: {error}") from error
+    return config_of(text, path)
+
+
+def config_of(text: str, where: str | Path) -> Config:
+    """The config of a text; ``where`` says in errors whose it is."""
+    try:
+        content = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # also of a number with thousands of digits
+        raise ValueError(f"{where} is not a TOML file: {error}") from error
     version = content.get("version", VERSION)
     if isinstance(version, int) and version > VERSION:
         raise ValueError(
-            f"{path} is of version {version}, for a newer fpfl; this one reads version {VERSION}: "
+            f"{where} is of version {version}, for a newer fpfl; this one reads version {VERSION}: "
             "upgrade fpfl"
         )
     try:
         return Config.model_validate(content)
     except ValidationError as error:
-        raise ValueError(f"{path}: {_one_line(error)}") from error
+        raise ValueError(f"{where}: {_one_line(error)}") from error
 
 
 def run_config(
@@ -101,13 +104,15 @@ def run_config(
     partition_seed: int | None = None,
     keep: RunFolder | None = None,
     callbacks: tuple[Callback, ...] = (),
+    loaded: Loaded | None = None,
 ) -> tuple[Run, FederatedDataset, FederatedDataset | None]:
     """Train what a config says; also return the training and the test data.
 
     ``device`` replaces the config's, for one process of several; ``partition_seed`` its seed for
-    dealing samples to made-up users; ``keep`` is the folder that the run is kept in.
+    dealing samples to made-up users and for holding users out; ``keep`` is the folder that the run
+    is kept in; ``loaded`` is the config's data, where it has been read already.
     """
-    data, test = load_data(config, folder, partition_seed)
+    data, test = load_data(config, folder, partition_seed) if loaded is None else loaded
     config = _completed(config, data, keep)
     t = config.training
     run = train(
@@ -136,93 +141,6 @@ def run_config(
         callbacks=callbacks,
     )
     return run, data, test
-
-
-def load_data(
-    config: Config, folder: Path, partition_seed: int | None = None
-) -> tuple[FederatedDataset, FederatedDataset | None]:
-    """The training and the test data of a config whose paths are relative to a folder."""
-    d = config.data
-    if d.train is not None:
-        assert d.declared is not None  # the section checked it
-        test = _load_file(folder / d.test, d.declared, None) if d.test else None
-        return _load_file(folder / d.train, d.declared, d.declared.population), test
-    if d.folder is not None:
-        people = open_population(folder / d.folder)
-        test = open_population(folder / d.test) if d.test else None
-        differ = people.schema.difference(test.schema) if test is not None else None
-        if differ:
-            raise ValueError(f"{d.folder} and {d.test} are not of the same kind: {differ}")
-        return people, test
-    attributes = tuple(d.attributes)
-    train_data = load_adult("train", normalise=d.normalise, attributes=attributes)
-    if d.users == "poisson":
-        # Unseeded, but the same for all processes of one training.
-        given = config.training.seed if partition_seed is None else partition_seed
-        train_data = train_data.partition(
-            mean=d.mean_samples, seed=Ranks.current().agreed_seed(given)
-        )
-    return train_data, load_adult("test", normalise=d.normalise, attributes=attributes)
-
-
-def load_people(config: Config, path: Path) -> FederatedDataset:
-    """Further data of the kind that a config trains on: an .npz file, or a population folder."""
-    if path.is_dir():
-        return open_population(path)
-    if config.data.declared is None:
-        raise ValueError(
-            f"{path} is a file, and its schema is not in the config; give a population folder"
-        )
-    return _load_file(path, config.data.declared, None)
-
-
-def _load_file(path: Path, declared: SchemaConfig, population: int | None) -> FederatedDataset:
-    try:
-        # Mapped, so that a bare array, which is refused, is not read first.
-        file = np.load(path, mmap_mode="r", allow_pickle=False)
-        if not isinstance(file, np.lib.npyio.NpzFile):
-            raise ValueError("it holds one bare array")
-        with file:
-            found = sorted(file.files)
-            arrays = {name: file[name] for name in _COLUMNS if name in file.files}
-    except Exception as error:  # there is no telling what a damaged archive raises
-        raise ValueError(f"{path} cannot be read as an .npz file: {_reason(error)}") from error
-    # An entry that is no array is handed out as bytes.
-    arrays = {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
-    missing = {"features", "labels"} - set(arrays)
-    if missing:
-        raise ValueError(f"{path} lacks the arrays {sorted(missing)}; it has {found}")
-    try:
-        return _dataset(arrays, declared, population)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path}: {_reason(error)}") from error
-
-
-def _dataset(
-    arrays: dict[str, NDArray[Any]], declared: SchemaConfig, population: int | None
-) -> FederatedDataset:
-    schema = Schema(
-        shape=tuple(arrays["features"].shape[1:]),
-        classes=declared.classes if declared.label_range is None else None,
-        label_range=declared.label_range,
-        attributes=tuple(
-            Attribute(name, tuple(values), unknown=name in declared.unknown)
-            for name, values in declared.attributes.items()
-        ),
-        population=population,
-        samples_per_user=declared.samples_per_user,
-        feature_ranges=tuple(declared.feature_ranges) if declared.feature_ranges else None,
-    )
-    features = arrays["features"]
-    if declared.feature_ranges is not None:
-        features = scale_by_ranges(features, declared.feature_ranges)
-    return FederatedDataset.from_samples(
-        features,
-        arrays["labels"],
-        arrays.get("attributes"),
-        schema,
-        users=arrays.get("users"),
-    )
 
 
 def make_model(config: Config, schema: Schema) -> nn.Module:
@@ -364,7 +282,3 @@ def _shown(piece: int | str) -> str:
     """A key as a message can hold it: TOML allows newlines in one, and a whole book."""
     text = str(piece)
     return text if text.isprintable() and len(text) < 80 else repr(text[:80])
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -8,8 +8,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SkipValidation,
+    model_validator,
+)
 
+from fpfl.data.table_declared import declared_schema
+from fpfl.data.table_schema import TableSchema
 from fpfl.methods.base import Standin
 from fpfl.models import SHALLOW
 from fpfl.privacy.plan import Convention, Neighbours
@@ -70,11 +79,13 @@ class SchemaConfig(_Section):
 
 
 class DataConfig(_Section):
-    """Where the data comes from: ``name = "adult"``, ``train`` (an .npz file) or ``folder``.
+    """Where the data comes from: ``name = "adult"``, ``train`` (.npz), ``table`` or ``folder``.
 
-    A file has the arrays ``features`` and ``labels``, and where they apply ``attributes`` (codes,
-    one column for each declared attribute) and ``users``. A population folder has its schema with
-    it and is read lazily. ``test`` is of the same kind as the training data.
+    An .npz file has the arrays ``features`` and ``labels``, and where they apply ``attributes``
+    (codes, one column for each declared attribute) and ``users``. A table is a CSV or Parquet file
+    with a schema of its own (``schema_file``, or here). A population folder has its schema with it
+    and is read lazily. ``test`` is of the same kind as the training data; of a table's users a
+    share may be ``held_out`` instead.
     """
 
     name: Literal["adult"] | None = None
@@ -83,24 +94,54 @@ class DataConfig(_Section):
     users: Literal["poisson", "single"] = "poisson"
     mean_samples: Number = Field(default=2.0, gt=0)
     train: Path | None = None
+    table: Path | None = None
     folder: Path | None = None
     test: Path | None = None
+    held_out: Annotated[Number, Field(gt=0.0, lt=1.0)] | None = None
+    schema_file: Path | None = None
     # Named so in the file; `schema` itself is taken in pydantic.
     declared: SchemaConfig | None = Field(default=None, alias="schema")
+    # A table's, which is checked where tables are read.
+    columns: SkipValidation[TableSchema] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_schema(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        if "columns" in values:
+            raise ValueError("there is no key 'columns'; a table's schema is [data.schema]")
+        if "table" not in values or "schema" not in values:
+            return values
+        if not isinstance(values["schema"], dict):
+            raise ValueError(f"schema is {values['schema']!r}; expected a section, [data.schema]")
+        rest = {name: value for name, value in values.items() if name != "schema"}
+        return rest | {"columns": declared_schema(values["schema"])}
 
     @model_validator(mode="after")
     def _one_source(self) -> DataConfig:
-        if sum(source is not None for source in (self.name, self.train, self.folder)) != 1:
+        sources = (self.name, self.train, self.table, self.folder)
+        if sum(source is not None for source in sources) != 1:
             raise ValueError(
-                "give one of name = 'adult', train = 'FILE.npz' and folder = 'POPULATION'"
+                "give one of name = 'adult', train = 'FILE.npz', table = 'FILE.csv' (or .parquet) "
+                "and folder = 'POPULATION'"
             )
         if self.train is not None and self.declared is None:
             raise ValueError("a file needs a declared [data.schema]: classes, attributes, ...")
+        if self.table is not None and (self.schema_file is None) == (self.columns is None):
+            raise ValueError(
+                "a table needs its declared schema: schema_file = 'FILE.toml' or [data.schema], "
+                "one of the two"
+            )
+        if self.test is not None and self.held_out is not None:
+            raise ValueError("give test = 'FILE' or held_out, a share of the users; not both")
         others = {"normalise", "attributes", "mean_samples", "users"}
         if self.name is not None:
             others = {"test", "declared"}
         elif self.folder is not None:
             others.add("declared")  # the schema is in the folder
+        if self.table is None:
+            others |= {"schema_file", "held_out"}
         lost = sorted(others & self.model_fields_set)
         if lost:
             raise ValueError(f"{lost} do not apply to this source of data; remove them")

@@ -59,15 +59,15 @@ class FairPrivateClassifier(ClassifierMixin, FairPrivateBase):
         Users expected in a round; by default a tenth of them, but no fewer than 100 (or all of
         them) and no more than 5,000.
     rounds
-        Number of rounds; by default 100, and with a constraint or with privacy the 1,000 of
+        Number of rounds; by default 300, and with a constraint or with privacy the 1,000 of
         `fpfl.suggest`: what evens rates out follows averages over rounds, and takes its time.
     learning_rate, clip
         By default with privacy those of `fpfl.suggest`'s rules (with a constraint, a bound of 3 at
         least; for single rows larger ones may be better). Without, there is no clipping, and a
-        learning rate of 0.5 (with a constraint 0.2) for gradients that are divided by the number
-        of samples.
+        learning rate of 0.5 for gradients that are divided by the number of samples.
     method
-        How a constraint is enforced; `fpfl.OneGradient` by default.
+        How a constraint is enforced; `fpfl.OneGradient` by default, without privacy one that
+        answers counts at once and steers towards three quarters of the tolerance.
     normaliser
         As in `fpfl.train`.
     feature_range

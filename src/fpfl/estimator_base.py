@@ -22,15 +22,11 @@ from fpfl.data.federated import FederatedDataset
 from fpfl.data.schema import Schema
 from fpfl.estimator_data import (
     LIMIT,
-    PLAIN_ROUNDS,
     Network,
     Scaling,
     check_columns,
     check_order,
-    chosen_clip,
-    chosen_cohort,
     chosen_constraint,
-    chosen_rate,
     ledger_of,
     named_constraint,
     network,
@@ -38,9 +34,16 @@ from fpfl.estimator_data import (
     user_numbers,
     whole,
 )
+from fpfl.estimator_settings import (
+    PLAIN_ROUNDS,
+    chosen_clip,
+    chosen_cohort,
+    chosen_method,
+    chosen_rate,
+)
 from fpfl.fairness.constraints import Constraint
 from fpfl.folder import RunFolder
-from fpfl.methods import Method, OneGradient
+from fpfl.methods import Method
 from fpfl.models import SHALLOW
 from fpfl.privacy.accounting import Neighbours
 from fpfl.privacy.rules import BudgetExhaustedError
@@ -192,7 +195,9 @@ class FairPrivateBase(BaseEstimator):  # type: ignore[misc]
             rate = chosen_rate(privacy, constraint, schema, data.population, cohort, rounds)
             # The rules are for gradients divided by m; this is the same step for any divisor.
             rate *= public_normaliser(self.normaliser, cohort, schema) / cohort
-        method = OneGradient() if constraint and self.method is None else self.method
+        method = self.method
+        if constraint is not None and method is None:
+            method = chosen_method(constraint, private=privacy is not None)
         with ExitStack() as stack:
             callbacks = []
             if self.verbose:

@@ -1,4 +1,4 @@
-"""From scikit-learn's arguments to those of `fpfl.train`: the population, and what is left open.
+"""From scikit-learn's arguments to those of `fpfl.train`: the population, constraint and network.
 
 Frames and series are looked at by what they have (columns, names, an index), so that nothing here
 needs pandas. Rows go together by their position, as everywhere in scikit-learn.
@@ -25,30 +25,11 @@ from fpfl.fairness.groups import UNKNOWN, Attribute
 from fpfl.models import mlp
 from fpfl.privacy.accounting import Neighbours
 from fpfl.privacy.population import PopulationLedger
-from fpfl.privacy.settings import Clipping, Privacy
 from fpfl.randomness import derived_seed
-from fpfl.suggesting import (
-    CLIP,
-    LEARNING_RATE,
-    suggested_clipping,
-    suggested_learning_rate,
-    with_counts,
-)
 
 Network = nn.Module | Callable[[int, int], nn.Module]
 
 DEFAULT_TOLERANCE = 0.02
-LEAST_COHORT, MOST_COHORT = 100, 5000
-
-LEAST_CLIP = 2.0 * CLIP
-"""C with a constraint at least. Looked at on a quarter of Adult's training rows, every row a user
-(FNR parity by sex, ε = 2): accuracy 0.795 with C = 1.5, 0.834 with 3, 0.840 with 6."""
-
-PLAIN_ROUNDS = 100
-"""T without a constraint and without privacy."""
-
-PLAIN_RATE = 0.5
-"""η without a constraint and without privacy, for gradients divided by the number of samples."""
 
 LIMIT = 5.0
 """With privacy and no declared ranges: where features are clamped."""
@@ -306,43 +287,6 @@ def chosen_constraint(
         )
     made.check(schema.classes, schema.label_range)
     return made
-
-
-def chosen_cohort(population: int) -> int:
-    """A tenth of the users, but no fewer than 100 (or all of them), and no more than 5,000."""
-    return min(population, max(LEAST_COHORT, min(population // 10, MOST_COHORT)))
-
-
-def chosen_clip(
-    given: float | Clipping | None, constraint: Constraint | None, schema: Schema
-) -> Clipping:
-    """Clip bounds by `fpfl.suggest`'s rules, where they were not given.
-
-    With a constraint the bound is no less than for users of two samples, which the rule was made
-    with: a weighted single row is cut back to an unweighted one's length otherwise.
-    """
-    if given is None:
-        found = suggested_clipping(schema, constraint)
-        return found if constraint is None else replace(found, bound=max(LEAST_CLIP, found.bound))
-    return given if isinstance(given, Clipping) else with_counts(float(given), constraint, schema)
-
-
-def chosen_rate(
-    privacy: Privacy | None,
-    constraint: Constraint | None,
-    schema: Schema,
-    population: int,
-    cohort: int,
-    rounds: int,
-) -> float:
-    """η for gradients that are divided by m; with privacy by `fpfl.suggest`'s rule."""
-    samples = max(1.0, schema.samples_per_user or 1.0)
-    if privacy is None:
-        return (PLAIN_RATE if constraint is None else LEARNING_RATE) / samples
-    clipping = privacy.clipping
-    blocks = clipping.blocks(constrained=constraint is not None, selection=True)
-    plan = privacy.plan(population=population, cohort=cohort, rounds=rounds, blocks=blocks)
-    return suggested_learning_rate(clipping, plan.noise_multiplier, cohort, rounds, samples)
 
 
 def network(

@@ -128,7 +128,11 @@ def train(
         model. Without one nothing is written, and a crash loses the run but not what it cost.
         ``RunFolder(path, resume=True)`` goes on with a run; see `RunFolder` for more.
     callbacks
-        Called with a `RoundEvent` after each round.
+        Called with a `RoundEvent` after each round, in the first process. One that has
+        ``begin(training)`` is told once before the first round what is trained (a `Training`); one
+        that has ``end(run)`` gets the finished run, and one that has ``failed(error)`` learns that
+        training was cut off. `StopTraining`, raised after a round, ends the training there.
+        `Progress`, `Explain`, `TensorBoardCallback` and `MLflowCallback` are such callbacks.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Where data comes from: the schema, federated datasets in memory and on disk, Adult."""
+"""Where data comes from: the schema, federated datasets in memory and on disk, tables, Adult."""
 
 from fpfl.data.adult import load_adult
 from fpfl.data.federated import FederatedDataset
@@ -6,15 +6,31 @@ from fpfl.data.files import PopulationWriter, open_population, save_population
 from fpfl.data.merging import merge_values
 from fpfl.data.scaling import scale_by_ranges
 from fpfl.data.schema import Attribute, Schema
+from fpfl.data.table_declared import read_table_schema
+from fpfl.data.table_schema import (
+    AttributeColumn,
+    CategoryColumn,
+    Label,
+    NumberColumn,
+    TableSchema,
+)
+from fpfl.data.tables import read_table
 
 __all__ = [
     "Attribute",
+    "AttributeColumn",
+    "CategoryColumn",
     "FederatedDataset",
+    "Label",
+    "NumberColumn",
     "PopulationWriter",
     "Schema",
+    "TableSchema",
     "load_adult",
     "merge_values",
     "open_population",
+    "read_table",
+    "read_table_schema",
     "save_population",
     "scale_by_ranges",
 ]

@@ -16,6 +16,7 @@ from fpfl.fairness.constraints import Constraint, fnr_parity
 from fpfl.fairness.gaps import Evaluation
 from fpfl.models import mlp
 from fpfl.privacy.settings import Privacy
+from fpfl.report.evaluated import SIMULATION_ONLY
 from fpfl.report.plots import plot_groups
 from fpfl.run import Run, evaluate_model, evaluate_vector
 from fpfl.server.round import Callback, RoundEvent
@@ -71,11 +72,20 @@ def draw_demo(runs: list[DemoRun], path: Path) -> Path:
     )
 
 
+def run_folders(runs: list[DemoRun], folder: Path) -> list[Path]:
+    """Where the runs are saved."""
+    return [folder / r.name.lower() for r in runs]
+
+
 def save_demo(runs: list[DemoRun], folder: Path, about: dict[str, Any]) -> None:
-    """Write every run, and the figures of the table as ``results.json``."""
+    """Write every run with its evaluation, and the figures of the table as ``results.json``."""
     figures = []
-    for r in runs:
-        r.run.save(folder / r.name.lower())
+    mark = f"{SIMULATION_ONLY}: measured without noise, not covered by ε"
+    for r, path in zip(runs, run_folders(runs, folder), strict=True):
+        r.run.save(path)
+        evaluation = r.test.as_dict() | {"on": "test set", "mark": mark}
+        text = json.dumps(evaluation, indent=1) + "\n"
+        (path / "evaluation-test.json").write_text(text, encoding="utf-8")
         gap = r.test.gaps["fnr"]
         figures.append(
             {

@@ -42,7 +42,8 @@ def federate(
     ledger
         A population's ledger that is charged as well.
     callbacks
-        Called with a `RoundEvent` after every round.
+        Called with a `RoundEvent` after every round, and told of the beginning and the end, as in
+        `fpfl.train`.
     """
     where = None
     if folder is not None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from fpfl.privacy.filter import Mechanism, PrivacyFilter
 from fpfl.privacy.statement import round_up
+from fpfl.privacy.tuning import TuningCost
 
 
 class Charges:
@@ -121,9 +122,12 @@ def summary(values: dict[str, Any]) -> str:
             f"Torn lines in the file: {values['torn']}; each counts as one charge, the dearest."
         )
     lines += [
-        f"Run {run}: {counts['rounds']:,} charges; alone ε = {round_up(counts['epsilon'])}."
+        f"Run {run}: {counts['rounds']:,} charges, {counts['share']:.2%} of the budget; alone "
+        f"ε = {round_up(counts['epsilon'])}."
         for run, counts in values["runs"].items()
     ]
+    if len(values["runs"]) > 1:
+        lines.append(str(TuningCost.of(values)))
     return "\n".join(
         [
             *lines,

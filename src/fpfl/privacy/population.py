@@ -18,9 +18,11 @@ from fpfl.privacy.charges import Charges, summary, title
 from fpfl.privacy.filter import Mechanism, PrivacyFilter, good_order
 from fpfl.privacy.renyi import renyi_epsilon
 from fpfl.privacy.rules import BudgetExhaustedError, checked_delta
+from fpfl.privacy.statement import PrivacyStatement
+from fpfl.privacy.tuning import TuningCost
 from fpfl.store.chain import Chain, ChainError
 
-__all__ = ["BudgetExhaustedError", "PopulationLedger"]
+__all__ = ["BudgetExhaustedError", "PopulationLedger", "tuning_cost"]
 
 _HOLDS = "population ledger"
 
@@ -215,14 +217,18 @@ class PopulationLedger:
         return self._charges.by_mechanism()
 
     def by_run(self) -> dict[str, dict[str, Any]]:
-        """What each run has charged: ``rounds`` (all its charges) and ``epsilon``.
+        """What each run has charged: ``rounds`` (all its charges), ``epsilon`` and ``share``.
 
         ε is that of the run alone, at the filter's order, for orientation: figures of several runs
-        do not add up.
+        do not add up. Their shares of the budget do.
         """
         self._refresh()
         return {
-            run: {"rounds": sum(counts.values()), "epsilon": self.filter.spent(counts)}
+            run: {
+                "rounds": sum(counts.values()),
+                "epsilon": self.filter.spent(counts),
+                "share": self.filter.rho(counts) / self.filter.budget,
+            }
             for run, counts in self._charges.runs.items()
         }
 
@@ -320,3 +326,30 @@ class PopulationLedger:
             "released. Nothing that was charged can be refunded: use the models that there are, or "
             "release something smaller (more noise, smaller cohorts)."
         )
+
+
+def tuning_cost(
+    ledger: str | os.PathLike[str],
+    *,
+    since: TuningCost | None = None,
+    chosen: PrivacyStatement | None = None,
+) -> TuningCost:
+    """Say what the fits of a search have cost, from the ledger that they were charged to.
+
+    Parameters
+    ----------
+    ledger : path
+        The population's file, as given to the estimators.
+    since : TuningCost, optional
+        What this returned before the search; its runs are not counted again.
+    chosen : PrivacyStatement, optional
+        Of the fit that is kept (``best_estimator_.privacy_``), to stand beside the search's ε.
+
+    Returns
+    -------
+    TuningCost
+        ``print`` it, or see its ``epsilon``, ``fits``, ``share`` and ``left``.
+    """
+    with PopulationLedger.open(ledger, write=False) as opened:
+        values = opened.as_dict()
+    return TuningCost.of(values, since, None if chosen is None else chosen.epsilon)

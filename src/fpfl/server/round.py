@@ -40,7 +40,8 @@ class Federation(Protocol):
 class RoundEvent:
     """What a callback sees after a round: all of it was released, or follows from what was.
 
-    The row, the parameters w_t it led to, T, and the released totals v_t themselves.
+    The row of the history, the parameters w_t it led to, T, and the released totals v_t themselves.
+    Whoever shows or keeps nothing else stays within the run's ε.
     """
 
     row: Row
@@ -50,6 +51,15 @@ class RoundEvent:
 
 
 Callback = Callable[[RoundEvent], None]
+"""Called after every round. It may also have ``begin(training)``, ``end(run)`` and
+``failed(error)``: `fpfl.server.watching` says when they are called."""
+
+
+class StopTraining(Exception):  # noqa: N818 - it is a wish, not an error
+    """Raised by a callback: end the training after this round, and keep what there is.
+
+    ε stays that of all T rounds: whoever stops earlier has looked at what was released.
+    """
 
 
 @dataclass(frozen=True)
@@ -96,7 +106,8 @@ def serve(
 
     Each round: v_t released at w_{t−1}; multipliers and direction from its totals (the method);
     one step of the optimiser; selection. A direction or a model that is not finite stops the run
-    and the last good model is kept; so does a budget that is spent.
+    and the last good model is kept; so does a budget that is spent, and a callback that raises
+    `StopTraining`.
     """
     layout = settings.layout
     state = state or begin(w, settings)
@@ -139,8 +150,12 @@ def serve(
         history.append(row)
         after = after.clone()
         selection = selection.observe(t, before, totals, after)
-        for callback in callbacks:
-            callback(RoundEvent(row, after, settings.rounds, v))
+        try:
+            for callback in callbacks:
+                callback(RoundEvent(row, after, settings.rounds, v))
+        except StopTraining as stop:
+            stopped = f"a callback ended training after round {t} of {settings.rounds}: {stop}"
+            break
         if keeper is not None and keeper.due(t):
             rest = optimizer.state_dict()
             keeper.keep(ServerState(t, after, rest, method, selection, history))

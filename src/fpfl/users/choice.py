@@ -72,8 +72,7 @@ def agree(
             reason = str(error).splitlines()[0]
             raise ValueError(
                 "the model cannot be computed for several users at once (torch.func.vmap): "
-                f"{reason} Use layers that vmap knows, without custom autograd functions, "
-                "checkpointing, boolean indexing or .item() in its forward"
+                f"{_advice(local.module, reason)}. ({reason})"
             ) from error
         if not recorders:
             return False
@@ -89,6 +88,23 @@ def agree(
             if not off <= TOLERANCE * float(wanted[:, :, place].abs().max()) + least:
                 return False
     return True
+
+
+def _advice(module: nn.Module, reason: str) -> str:
+    """What to do about a model that vmap cannot do."""
+    if "nested" in reason and any(isinstance(m, nn.TransformerEncoder) for m in module.modules()):
+        return "construct nn.TransformerEncoder with enable_nested_tensor=False"
+    packed = ".item()" in reason or "_pack_padded" in reason
+    if packed and any(isinstance(m, nn.RNNBase) for m in module.modules()):
+        return (
+            "sequences cannot be packed (pack_padded_sequence), and .item() cannot be called; let "
+            "the layer read the padding, and take its state at the last word: "
+            "states[torch.arange(len(tokens)), last]"
+        )
+    return (
+        "use layers that vmap knows, without custom autograd functions, checkpointing, boolean "
+        "indexing or .item() in its forward"
+    )
 
 
 def made_up_batch(

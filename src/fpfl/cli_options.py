@@ -1,0 +1,75 @@
+"""The options of ``fpfl train --data``, as the help shows them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_PANEL = "A table of your own"
+
+Data = Annotated[Path | None, typer.Option(help="A CSV or Parquet file.", rich_help_panel=_PANEL)]
+SchemaFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="What is public about it, as TOML; NAME.schema.toml or NAME.toml beside it by "
+        "default; asked for on a terminal.",
+        rich_help_panel=_PANEL,
+    ),
+]
+LabelColumn = Annotated[
+    str | None, typer.Option(help="The column to predict.", rich_help_panel=_PANEL)
+]
+UserColumn = Annotated[
+    str | None, typer.Option(help="The column that says whose a row is.", rich_help_panel=_PANEL)
+]
+Groups = Annotated[
+    str | None,
+    typer.Option(
+        help="Attributes whose groups to treat alike: sex,race; sex+race: intersections.",
+        rich_help_panel=_PANEL,
+    ),
+]
+Epsilon = Annotated[
+    float | None,
+    typer.Option(help="ε of the guarantee; without it, no privacy.", rich_help_panel=_PANEL),
+]
+Delta = Annotated[
+    float | None, typer.Option(help="δ; 1/(10 K) by default.", rich_help_panel=_PANEL)
+]
+ConstraintName = Annotated[
+    str | None,
+    typer.Option(
+        help="What to make equal; equalized_odds for two classes, accuracy_parity for more, "
+        "equal_error for a number by default.",
+        rich_help_panel=_PANEL,
+    ),
+]
+Tolerance = Annotated[
+    float | None, typer.Option(help="α; 0.02 by default.", rich_help_panel=_PANEL)
+]
+Cohort = Annotated[
+    int | None,
+    typer.Option(
+        help="Users in a round; a tenth of them, from 100 to 5000, by default.",
+        rich_help_panel=_PANEL,
+    ),
+]
+Rounds = Annotated[
+    int | None,
+    typer.Option(help="T; 1000 by default, 300 with neither groups nor ε.", rich_help_panel=_PANEL),
+]
+TestSet = Annotated[
+    str | None,
+    typer.Option(
+        help="Another file of people to evaluate on, or the share of users to hold out: 0.2.",
+        rich_help_panel=_PANEL,
+    ),
+]
+Hidden = Annotated[
+    str | None, typer.Option(help="Sizes of hidden layers; 10 by default.", rich_help_panel=_PANEL)
+]
+Seed = Annotated[
+    int | None, typer.Option(help="Of cohorts, weights, held-out users.", rich_help_panel=_PANEL)
+]

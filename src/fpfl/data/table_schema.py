@@ -1,0 +1,268 @@
+"""What is public about a table: its label, attributes and features, declared in a small TOML file.
+
+Nothing in it is to be read from the data: a range, a list of values or a number of users that
+follows the data is a release that no accountant has seen. A draft that `fpfl.data.drafting` made
+by looking says so (``source = "data"``), and training with privacy refuses it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from fpfl.data.schema import Attribute, Schema
+from fpfl.data.toml import toml_key, toml_list, toml_value
+
+Scalar = str | int | float | bool
+Source = Literal["declared", "data"]
+Missing = Literal["refuse", "drop"]
+Outside = Literal["refuse", "clamp"]
+
+SEPARATORS = (",", ";", "\t", "|")
+OTHER, LACKING = "(other)", "(missing)"
+"""How the columns for undeclared values and for missing numbers are called."""
+
+
+@dataclass(frozen=True)
+class Label:
+    """The label's column.
+
+    Parameters
+    ----------
+    column
+        Its name.
+    classes
+        The classes as the table has them, in the order of their numbers: of two, the second is the
+        positive one. None for a regression.
+    range
+        For a regression: the label's public range.
+    missing
+        What is done with a row that lacks it: an error, or it is left out. Its user stays one.
+    outside
+        For a regression: whether a label outside the range is an error, or moved to its end.
+    """
+
+    column: str
+    classes: tuple[Scalar, ...] | None = None
+    range: tuple[float, float] | None = None
+    missing: Missing = "refuse"
+    outside: Outside = "refuse"
+
+    def __post_init__(self) -> None:
+        if (self.classes is None) == (self.range is None):
+            raise ValueError(
+                f"the label {self.column!r} needs its classes, e.g. classes = ['no', 'yes'], or, "
+                "for a regression, its public range = [low, high]; give one of the two"
+            )
+        if self.classes is not None:
+            _check_values(f"the label {self.column!r}", self.classes)
+        elif self.range is not None:
+            _check_range(f"the label {self.column!r}", self.range)
+        for name, given, known in (
+            ("missing", self.missing, get_args(Missing)),
+            ("outside", self.outside, get_args(Outside)),
+        ):
+            if given not in known:
+                raise ValueError(f"label.{name} is {given!r}; expected {' or '.join(known)}")
+
+
+@dataclass(frozen=True)
+class NumberColumn:
+    """A feature that is a number in a public range, which is mapped to [−3, 3].
+
+    What is outside is moved to the range's end; a missing number to its middle, and with
+    ``indicator`` a second feature says that it was missing.
+    """
+
+    name: str
+    range: tuple[float, float]
+    indicator: bool = False
+
+    def __post_init__(self) -> None:
+        _check_range(f"the feature {self.name!r}", self.range)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of the features that it gives."""
+        return (self.name, f"{self.name} {LACKING}") if self.indicator else (self.name,)
+
+
+@dataclass(frozen=True)
+class CategoryColumn:
+    """A feature with public values: a 0/1 feature for each, and one for any other value.
+
+    A missing value has 0 in all of them.
+    """
+
+    name: str
+    values: tuple[Scalar, ...]
+
+    def __post_init__(self) -> None:
+        _check_values(f"the feature {self.name!r}", self.values, least=1)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of the features that it gives."""
+        return tuple(f"{self.name}={_text(value)}" for value in (*self.values, OTHER))
+
+
+@dataclass(frozen=True)
+class AttributeColumn:
+    """A sensitive attribute with public values; with ``unknown``, a cell may be empty."""
+
+    name: str
+    values: tuple[Scalar, ...]
+    unknown: bool = False
+
+    def __post_init__(self) -> None:
+        _check_values(f"the attribute {self.name!r}", self.values)
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """What is public about a table. Columns that it does not name are not used.
+
+    Parameters
+    ----------
+    label, features, attributes
+        See the classes of this module. An attribute is a feature only where it is listed as one.
+    user
+        The column that says whose a row is. None: every row is a user, and what is protected is a
+        row, not all that a person has in the table.
+    population, samples_per_user
+        K, and how many rows a user is expected to have.
+    missing
+        The texts that mean "no value", beside an empty cell.
+    separator
+        Of a CSV file; None: the one of comma, semicolon, tab and bar that its header has most.
+    source
+        "declared", or "data" for a draft that was made by looking.
+    """
+
+    label: Label
+    features: tuple[NumberColumn | CategoryColumn, ...]
+    attributes: tuple[AttributeColumn, ...] = ()
+    user: str | None = None
+    population: int | None = None
+    samples_per_user: float | None = None
+    missing: tuple[str, ...] = ()
+    separator: str | None = None
+    source: Source = "declared"
+
+    def __post_init__(self) -> None:
+        if not self.features:
+            raise ValueError(
+                "no features are declared; name the columns to predict from under [features], "
+                "e.g. age = [0, 120] for a number or job = ['clerk', 'cook'] for categories"
+            )
+        if self.separator is not None and self.separator not in SEPARATORS:
+            known = ", ".join(map(repr, SEPARATORS))
+            raise ValueError(f"separator is {self.separator!r}; expected one of {known}")
+        if self.source not in get_args(Source):
+            raise ValueError(f"source is {self.source!r}; expected 'declared' or 'data'")
+        groups = [attribute.name for attribute in self.attributes]
+        features = [feature.name for feature in self.features]
+        alone = [self.label.column, *([] if self.user is None else [self.user])]
+        for names in (groups + alone, features + alone):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            if twice:
+                raise ValueError(
+                    f"the columns {twice} are named for two things; a column is the label, the "
+                    "user, or an attribute or a feature or both of these, and each once"
+                )
+        self.schema()  # checks what is left: the numbers of users and of samples
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that are used, each once."""
+        names = [self.label.column, *(c.name for c in (*self.attributes, *self.features))]
+        return tuple(dict.fromkeys([*names, *([] if self.user is None else [self.user])]))
+
+    def schema(self) -> Schema:
+        """The schema of the samples that the table's rows become."""
+        names = [name for feature in self.features for name in feature.outputs]
+        ranges: list[tuple[float, float]] = []
+        for feature in self.features:
+            own = [feature.range] if isinstance(feature, NumberColumn) else []
+            ranges += own + [(0.0, 1.0)] * (len(feature.outputs) - len(own))
+        samples = self.samples_per_user
+        if samples is None and self.user is None:
+            samples = 1.0
+        return Schema(
+            shape=(len(names),),
+            classes=None if self.label.classes is None else len(self.label.classes),
+            label_range=self.label.range,
+            attributes=tuple(
+                Attribute(a.name, tuple(map(_text, a.values)), unknown=a.unknown)
+                for a in self.attributes
+            ),
+            feature_names=tuple(names),
+            feature_ranges=tuple(ranges),
+            population=self.population,
+            samples_per_user=samples,
+        )
+
+    def toml(self, section: str = "") -> str:
+        """As TOML, under a section of another file where one is named."""
+        given = {name: getattr(self, name) for name in ("user", "population", "samples_per_user")}
+        lines = [f'source = "{self.source}"']
+        lines += [f"{name} = {toml_value(v)}" for name, v in given.items() if v is not None]
+        if self.separator is not None:
+            lines.append(f"separator = {toml_value(self.separator)}")
+        if self.missing:
+            lines.append(f"missing = {toml_list(self.missing)}")
+        if section:
+            lines.insert(0, f"[{section}]")
+        dot = f"{section}." if section else ""
+        lines += ["", f"[{dot}label]", f"column = {toml_value(self.label.column)}"]
+        if self.label.classes is not None:
+            lines.append(f"classes = {toml_list(self.label.classes)}")
+            if len(self.label.classes) == 2:
+                lines.append(f"positive = {toml_value(self.label.classes[1])}")
+        if self.label.range is not None:
+            lines.append(f"range = {toml_list(map(_plain, self.label.range))}")
+        for name, value in (("missing", self.label.missing), ("outside", self.label.outside)):
+            if value != "refuse":
+                lines.append(f'{name} = "{value}"')
+        if self.attributes:
+            lines += ["", f"[{dot}attributes]"]
+        for a in self.attributes:
+            values = toml_list(a.values)
+            whole = f"{{ values = {values}, unknown = true }}" if a.unknown else values
+            lines.append(f"{toml_key(a.name)} = {whole}")
+        lines += ["", f"[{dot}features]"]
+        for f in self.features:
+            if isinstance(f, CategoryColumn):
+                whole = f"{{ values = {toml_list(f.values)} }}"
+            else:
+                more = ", indicator = true" if f.indicator else ""
+                whole = f"{{ range = {toml_list(map(_plain, f.range))}{more} }}"
+            lines.append(f"{toml_key(f.name)} = {whole}")
+        return "\n".join(lines) + "\n"
+
+
+def _check_range(where: str, given: tuple[float, float]) -> None:
+    low, high = given
+    if not (abs(low) <= 1e30 and abs(high) <= 1e30 and low < high):
+        raise ValueError(
+            f"{where} has the range [{low:g}, {high:g}]; expected low < high, within ±1e30"
+        )
+
+
+def _check_values(where: str, values: tuple[Scalar, ...], least: int = 2) -> None:
+    texts = [_text(value) for value in values]
+    if len(texts) < least or len(set(texts)) != len(texts) or "" in texts:
+        raise ValueError(
+            f"{where} has the values {list(values)}; expected at least {least}, each once, and "
+            "none of them empty"
+        )
+
+
+def _plain(value: float) -> float:
+    """17 for 17.0, as a person would write it."""
+    return int(value) if value == int(value) and abs(value) < 1e15 else value
+
+
+def _text(value: Scalar) -> str:
+    """A declared value as groups and features are called by it."""
+    return value.strip() if isinstance(value, str) else str(value)

@@ -1,0 +1,229 @@
+"""Evaluations as a report shows them, whether released under ε or for simulations only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from fpfl.report.shapes import check_kinds, damaged
+
+Kind = Literal["private", "test", "training"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+SIMULATION_ONLY = "simulation only"
+"""The mark of whatever was not released."""
+
+_NUMBER = int | float | None
+_TITLES: dict[Kind, str] = {
+    "private": "Held-out users, released with noise",
+    "test": "Test set",
+    "training": "Training population",
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number in [low, high]; what is not known is None."""
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class GroupFigure:
+    """A group in one rate: its own value, n'_a behind it, and overall − value."""
+
+    rate: str
+    group: str
+    overall: float | None
+    value: Figure
+    count: float | None
+    difference: Figure
+    score: float | None
+
+
+@dataclass(frozen=True)
+class PairFigure:
+    """The two groups that are furthest apart in a rate."""
+
+    rate: str
+    larger: str
+    smaller: str
+    difference: Figure
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A gap with the differences that it is the largest of."""
+
+    name: str
+    value: Figure
+    rows: tuple[GroupFigure, ...]
+    worst_group: str | None
+    worst_pair: PairFigure | None
+
+    @property
+    def measures(self) -> frozenset[tuple[str, str]]:
+        """What it compares: every (rate, group)."""
+        return frozenset((row.rate, row.group) for row in self.rows)
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """One evaluation file.
+
+    Parameters
+    ----------
+    kind
+        On what.
+    score_name, score
+        What says how good the model is (accuracy, or an error), for the whole.
+    gaps
+        By name; ``"constraint"`` is the one that the verdict is about.
+    constraint, tolerance, verdict, verdict_in_words, confidence
+        As the evaluation has them; None where it judged nothing.
+    users, samples
+        How many; samples are not known where only noisy counts were released.
+    epsilon, delta, seeded
+        What a private evaluation cost.
+    statement
+        What a private evaluation says of itself.
+    """
+
+    kind: Kind
+    score_name: str
+    score: Figure
+    gaps: dict[str, Gap]
+    constraint: str | None
+    tolerance: float | None
+    verdict: str | None
+    verdict_in_words: str | None
+    confidence: float
+    users: int
+    samples: int | None
+    epsilon: float | None = None
+    delta: float | None = None
+    seeded: bool = False
+    statement: tuple[str, ...] = ()
+
+    @property
+    def released(self) -> bool:
+        """Whether it was released under an ε; otherwise it is for simulations only."""
+        return self.kind == "private"
+
+    @property
+    def title(self) -> str:
+        """On what it was measured."""
+        return _TITLES[self.kind]
+
+    @property
+    def main(self) -> Gap | None:
+        """The constraint's gap, or the largest where there is no constraint."""
+        if "constraint" in self.gaps:
+            return self.gaps["constraint"]
+        known = [gap for gap in self.gaps.values() if gap.value.value is not None]
+        return max(known, key=lambda gap: gap.value.value or 0.0, default=None)
+
+
+def read_evaluation(file: Path, kind: Kind, content: dict[str, Any]) -> Evaluated:
+    """An evaluation from what its file holds."""
+    wanted = {"constraint": str | None, "tolerance": _NUMBER, "verdict": str | None}
+    check_kinds(file, content, {**wanted, "verdict_in_words": str | None, "confidence": _NUMBER})
+    try:
+        return _private(file, content) if kind == "private" else _open(file, kind, content)
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise damaged(file, repr(error)) from error
+
+
+def _judged(content: dict[str, Any]) -> dict[str, Any]:
+    names = ("constraint", "tolerance", "verdict", "verdict_in_words")
+    return {name: content.get(name) for name in names} | {"confidence": content["confidence"]}
+
+
+def _open(file: Path, kind: Kind, content: dict[str, Any]) -> Evaluated:
+    """Measured without noise: `fpfl.Evaluation.as_dict`."""
+    check_kinds(file, content, {"users": int, "samples": int, "accuracy": _NUMBER, "gaps": dict})
+    name = "error" if content["accuracy"] is None else "accuracy"
+    ends = content[f"{name}_interval"] or (None, None)
+    score = _figure(file, content[name], *ends)
+    scores = content["rates"].get(name, {})
+    return Evaluated(
+        kind=kind,
+        score_name="absolute error" if name == "error" else name,
+        score=score,
+        gaps={str(n): _gap(file, str(n), gap, scores) for n, gap in content["gaps"].items()},
+        users=content["users"],
+        samples=content["samples"],
+        **_judged(content),
+    )
+
+
+def _private(file: Path, content: dict[str, Any]) -> Evaluated:
+    """Released with noise: `fpfl.heldout.PrivateEvaluation.as_dict`."""
+    needed = {"score": str, "epsilon": int | float, "delta": int | float, "seeded": bool}
+    check_kinds(file, content, {**needed, "rates": dict, "gap": dict, "statement": list})
+    rates = content["rates"]
+    scores = {group: line["value"] for group, line in rates[content["score"]].items()}
+    gap = content["gap"] | {"differences": [_with_ends(d, rates) for d in _rows(content["gap"])]}
+    overall = rates[content["score"]]["overall"]
+    return Evaluated(
+        kind="private",
+        score_name=content["score"],
+        score=_figure(file, overall["value"], overall["low"], overall["high"]),
+        gaps={"constraint": _gap(file, "constraint", gap, scores)},
+        users=int(content["mechanism"]["population"]),
+        samples=None,
+        epsilon=content["epsilon"],
+        delta=content["delta"],
+        seeded=content["seeded"],
+        statement=tuple(map(str, content["statement"])),
+        **_judged(content),
+    )
+
+
+def _with_ends(difference: dict[str, Any], rates: dict[str, Any]) -> dict[str, Any]:
+    """A difference with the ends of the group's own rate and its released count."""
+    own = rates[difference["rate"]][difference["group"]]
+    ends = {"value_low": own["low"], "value_high": own["high"], "count": own["count"]}
+    return difference | ends
+
+
+def _rows(gap: dict[str, Any]) -> list[dict[str, Any]]:
+    return list(gap["differences"])
+
+
+def _gap(file: Path, name: str, gap: dict[str, Any], scores: dict[str, Any]) -> Gap:
+    pair = gap.get("worst_pair")
+    worst = gap.get("worst_group")
+    rows = [
+        GroupFigure(
+            rate=str(d["rate"]),
+            group=str(d["group"]),
+            overall=_figure(file, d["overall"]).value,
+            value=_figure(file, d["value"], d.get("value_low"), d.get("value_high")),
+            count=_figure(file, d["count"]).value,
+            difference=_figure(file, d["difference"], d["low"], d["high"]),
+            score=_figure(file, scores.get(d["group"])).value,
+        )
+        for d in _rows(gap)
+    ]
+    return Gap(
+        name=name,
+        value=_figure(file, gap["value"], gap["low"], gap["high"]),
+        rows=tuple(rows),
+        worst_group=None if worst is None else str(worst),
+        worst_pair=None if pair is None else _pair(file, pair),
+    )
+
+
+def _pair(file: Path, pair: dict[str, Any]) -> PairFigure:
+    difference = _figure(file, pair["difference"], pair["low"], pair["high"])
+    return PairFigure(str(pair["rate"]), str(pair["larger"]), str(pair["smaller"]), difference)
+
+
+def _figure(file: Path, value: Any, low: Any = None, high: Any = None) -> Figure:
+    found = {"value": value, "low": low, "high": high}
+    check_kinds(file, found, dict.fromkeys(found, _NUMBER), "a figure")
+    return Figure(**found)

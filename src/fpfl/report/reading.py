@@ -1,0 +1,297 @@
+"""A run folder as a report reads it: what is there, what is missing, and nothing that is guessed.
+
+Full run folders, folders made by `fpfl.Run.save` and folders of runs that have not ended are read;
+anything else is refused with a word on what to do. Nothing in a folder is written or executed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fpfl.report.evaluated import KINDS, Evaluated, Kind, read_evaluation
+from fpfl.report.shapes import check_history, check_privacy, check_settings
+
+if TYPE_CHECKING:
+    from fpfl.privacy.ledger import RunLedger
+
+Row = dict[str, Any]
+"""A row of the history."""
+
+NO_PRIVACY = "This run gives no privacy guarantee."
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a run folder says about its run.
+
+    Parameters
+    ----------
+    folder
+        Where it was read.
+    settings
+        What the run was started with, or went on with last.
+    history
+        One row a round, all released; for a run that has not ended, up to its last checkpoint.
+    finished
+        Whether there is a result; a run that was resumed since has not ended.
+    selected, stopped, warnings
+        As in `fpfl.Run`; empty for a run that has not ended.
+    privacy
+        The privacy statement's figures (``PrivacyStatement.as_dict()``); None without privacy. For
+        a run that has not ended: those of its plan.
+    statement
+        The statement in words, one point a line.
+    charged
+        How many rounds were charged; None where the folder has no ledger.
+    evaluations
+        By kind: "private" (released under its own ε), "test" and "training" (simulation only).
+    schema, environment
+        What ``schema.json`` and ``environment.json`` hold; None where they are missing.
+    begun, ended
+        Dates from the ledger, as ISO 8601 text.
+    notes
+        What is missing, or does not go together, in sentences.
+    """
+
+    folder: Path
+    settings: dict[str, Any] = field(repr=False)
+    history: list[Row] = field(repr=False)
+    finished: bool
+    selected: str | None
+    stopped: str | None
+    warnings: tuple[str, ...]
+    privacy: dict[str, Any] | None = field(repr=False)
+    statement: tuple[str, ...] = field(repr=False)
+    charged: int | None
+    evaluations: dict[Kind, Evaluated] = field(repr=False)
+    schema: dict[str, Any] | None = field(repr=False)
+    environment: dict[str, Any] | None = field(repr=False)
+    begun: str | None
+    ended: str | None
+    notes: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The folder's own name."""
+        return self.folder.name or self.folder.resolve().name
+
+    @property
+    def rounds(self) -> int:
+        """T as planned; the recorded rounds where the settings do not say."""
+        return int(self.settings.get("rounds") or len(self.history))
+
+    @property
+    def rates(self) -> tuple[str, ...]:
+        """The constrained rates; none without a constraint."""
+        return tuple(self._layout("rates") or self._tables())
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The constrained groups; none without a constraint."""
+        tables = self._tables()
+        return tuple(self._layout("groups") or (next(iter(tables.values())) if tables else ()))
+
+    @property
+    def parameters(self) -> int | None:
+        """p: how many trainable parameters the model has."""
+        found = (self.settings.get("layout") or {}).get("parameters")
+        return None if found is None else int(found)
+
+    @property
+    def tolerance(self) -> float | None:
+        """α; None without a constraint."""
+        return None if self.settings.get("constraint") is None else self.settings.get("tolerance")
+
+    @property
+    def constraint(self) -> str | None:
+        """The constraint's name."""
+        return self.settings.get("constraint")
+
+    @property
+    def seeded_noise(self) -> bool:
+        """Whether whoever has a seed can take the noise off."""
+        return self.privacy is not None and bool(self.privacy["seeded_noise"])
+
+    @property
+    def injected(self) -> bool:
+        """Whether a federation's coins and noise came from a test generator."""
+        aggregation = (self.privacy or {}).get("aggregation") or {}
+        return bool(aggregation.get("injected"))
+
+    @property
+    def epsilon(self) -> float | None:
+        """ε that holds for the run's users; None without privacy, or where nobody computed it.
+
+        The honest figure, and the real population's where ε was computed for another.
+        """
+        if self.privacy is None:
+            return None
+        if self.privacy["real_population"] is not None:
+            found = self.privacy["epsilon_real"]
+        else:
+            found = self.privacy["epsilon_honest"]
+        return None if found is None else float(found)
+
+    def _layout(self, name: str) -> Sequence[str]:
+        return (self.settings.get("layout") or {}).get(name) or ()
+
+    def _tables(self) -> Mapping[str, Any]:
+        return (self.history[-1].get("groups") or {}) if self.history else {}
+
+
+def read_run(folder: str | Path) -> RunRecord:
+    """Read a run folder; what is no such folder, or damaged, is a ValueError."""
+    path = Path(folder)
+    if not path.is_dir():
+        what = "is a file" if path.exists() else "is not there"
+        raise ValueError(f"{path} {what}; name the folder of a run (fpfl train, or Run.save)")
+    ledger = _ledger(path)
+    result = _read(path / "result.json", dict)
+    if result is not None and (ledger is None or ledger.finished):
+        return _finished(path, result, ledger)
+    if ledger is not None:
+        return _unfinished(path, ledger)
+    raise ValueError(
+        f"{path} is not the folder of a run: it has neither result.json nor ledger.jsonl. Name a "
+        "folder that fpfl train or Run.save has written"
+    )
+
+
+def _finished(path: Path, result: dict[str, Any], ledger: RunLedger | None) -> RunRecord:
+    file = path / "result.json"
+    settings = check_settings(file, result.get("settings"))
+    privacy = check_privacy(file, result.get("privacy"))
+    warned = result.get("warnings") or []
+    words = [result.get("selected"), result.get("stopped")]
+    if not isinstance(warned, list) or not all(isinstance(w, str | None) for w in words):
+        raise ValueError(f"{file} is not what a run writes; put an intact copy in its place")
+    notes = []
+    history = _read(path / "history.json", list)
+    if history is None:
+        notes.append(
+            "history.json is missing, so nothing is drawn over rounds. Put back the file that was "
+            "saved with the run."
+        )
+    said = _text(path / "privacy.txt")
+    if said is None:
+        notes.append(
+            "privacy.txt is missing: the privacy statement's figures are those of result.json, and "
+            "its words are not there. Put back the file that was saved with the run."
+        )
+        said = NO_PRIVACY if privacy is None else ""
+    return _record(
+        path,
+        ledger,
+        settings,
+        check_history(path / "history.json", history or []),
+        notes,
+        finished=True,
+        selected=words[0],
+        stopped=words[1],
+        warnings=tuple(map(str, warned)),
+        privacy=privacy,
+        statement=tuple(line for line in said.splitlines() if line.strip()),
+    )
+
+
+def _unfinished(path: Path, ledger: RunLedger) -> RunRecord:
+    """A run that goes on, was cut off, or was resumed and has not ended since."""
+    from fpfl.folder import read_about
+    from fpfl.report.unfinished import kept_history, planned_statement
+
+    about = read_about(path)
+    settings = check_settings(path / "run.json", ledger.settings or about["settings"])
+    history, found = kept_history(path)
+    notes = [
+        "This run has not ended: it goes on elsewhere, or was cut off (fpfl resume goes on with "
+        "it). There is no selected model yet, and no result.",
+        found,
+    ]
+    said = planned_statement(path, ledger, settings)
+    if said is not None:
+        notes.append(
+            f"{ledger.spent:,} of {ledger.planned:,} planned rounds have been charged so far; the "
+            "privacy figures are those of the whole plan."
+        )
+    return _record(
+        path,
+        ledger,
+        settings,
+        check_history(path, history),
+        notes,
+        finished=False,
+        selected=None,
+        stopped=None,
+        warnings=(),
+        privacy=None if said is None else json.loads(json.dumps(said.as_dict())),
+        statement=(NO_PRIVACY,) if said is None else tuple(said.lines()),
+    )
+
+
+def _record(
+    path: Path,
+    ledger: RunLedger | None,
+    settings: dict[str, Any],
+    history: list[Row],
+    notes: list[str],
+    **more: Any,
+) -> RunRecord:
+    found = {}
+    # A model that is not final was not evaluated: what is there is of the one before.
+    for kind in KINDS if more["finished"] else ():
+        content = _read(path / f"evaluation-{kind}.json", dict)
+        if content is not None:
+            found[kind] = read_evaluation(path / f"evaluation-{kind}.json", kind, content)
+    times = [] if ledger is None else [r for r in ledger.chain.records if "time" in r]
+    ends = [r["time"] for r in times if r["kind"] == "finish"]
+    return RunRecord(
+        folder=path,
+        settings=settings,
+        history=history,
+        charged=None if ledger is None or ledger.terms is None else ledger.spent,
+        evaluations=found,
+        schema=_read(path / "schema.json", dict),
+        environment=_read(path / "environment.json", dict),
+        begun=str(times[0]["time"]) if times else None,
+        ended=str(ends[-1]) if ends and more["finished"] else None,
+        notes=tuple(notes),
+        **more,
+    )
+
+
+def _ledger(path: Path) -> RunLedger | None:
+    from fpfl.folder import LEDGER, look
+
+    return look(path) if (path / LEDGER).is_file() else None
+
+
+def _read(file: Path, kind: type) -> Any:
+    """What a JSON file holds; None where it is missing."""
+    text = _text(file)
+    if text is None:
+        return None
+    try:
+        found = json.loads(text, parse_constant=lambda word: None)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is damaged ({error}); put an intact copy in its place") from error
+    if not isinstance(found, kind):
+        raise ValueError(
+            f"{file} holds a {type(found).__name__} where a run writes a {kind.__name__}; put an "
+            "intact copy in its place"
+        )
+    return found
+
+
+def _text(file: Path) -> str | None:
+    if not file.exists():
+        return None
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"{file} cannot be read ({error}); put an intact copy in its place"
+        ) from error

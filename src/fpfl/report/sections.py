@@ -1,0 +1,281 @@
+"""The page's sections about one run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from fpfl.report.charts import Chart, style
+from fpfl.report.evaluated import SIMULATION_ONLY, Evaluated
+from fpfl.report.reading import RunRecord
+from fpfl.report.runcharts import charts
+from fpfl.report.series import window
+from fpfl.report.tables import (
+    badge,
+    bullets,
+    gaps_table,
+    group_table,
+    paragraphs,
+    settings_table,
+    table,
+    verdict_badge,
+    worst_words,
+)
+from fpfl.report.words import (
+    banners,
+    epsilon_words,
+    headline,
+    interval,
+    marks,
+    number,
+    percent,
+    source_mark,
+    what_was_trained,
+    when_and_with,
+    with_interval,
+)
+
+_DASHES = {
+    "solid": "",
+    "dash": "6 3",
+    "dot": "2 3",
+    "dashdot": "7 3 2 3",
+    "longdash": "9 4",
+    "longdashdot": "9 3 2 3",
+}
+
+
+def run_html(record: RunRecord, run: str, level: int) -> tuple[str, list[tuple[str, Chart]]]:
+    """A run's sections, and its charts by the ids of their places.
+
+    ``run`` is a prefix of ids, ``level`` that of the sections' headings.
+    """
+    drawn, silent = charts(record)
+    placed = [(f"{run}-{chart.key}", chart) for chart in drawn]
+    parts = [
+        _banners(record),
+        _tiles(record),
+        _section("What was trained", run, "what", level, _what(record)),
+        _section("Privacy", run, "privacy", level, _privacy(record)),
+        _notes(record, run, level),
+        _section("Over the rounds", run, "rounds", level, _rounds(record, run, placed, silent)),
+        _section("Groups", run, "groups", level, _groups(record, level + 1)),
+        _section("Settings", run, "settings", level, _settings(record)),
+    ]
+    return "".join(parts), placed
+
+
+def brief(record: RunRecord) -> str:
+    """A run in a line, for its closed section."""
+    best = _main(record)
+    words = [f"ε {epsilon_words(record)}"]
+    if best is not None:
+        words.insert(0, f"{best.score_name} {number(best.score.value)}")
+        if best.main is not None:
+            words.insert(1, f"gap {number(best.main.value.value)}")
+    return " · ".join([*words, *marks(record)])
+
+
+def figure_html(place: str, chart: Chart) -> str:
+    """A chart's place: caption, drawing, and its data as a table."""
+    kind = "plot grouped" if chart.grouped else "plot"
+    return (
+        f'<figure class="chart" aria-labelledby="{place}-title"><figcaption>'
+        f'<strong id="{place}-title">{escape(chart.title)}</strong>'
+        f'<span class="reading">{escape(chart.reading)}</span></figcaption>'
+        f'<div class="{kind}" id="{place}" role="img" aria-label="{escape(chart.label)}"></div>'
+        f"<details><summary>Data as a table: {escape(chart.title)}</summary>"
+        f"{table(chart.table)}</details></figure>"
+    )
+
+
+def _section(title: str, run: str, key: str, level: int, content: str) -> str:
+    if not content:
+        return ""
+    place = f"{run}-{key}-heading"
+    return (
+        f'<section class="part" aria-labelledby="{place}"><h{level} id="{place}">{escape(title)}'
+        f"</h{level}>{content}</section>"
+    )
+
+
+def _banners(record: RunRecord) -> str:
+    return "".join(
+        f'<div class="banner" role="note"><strong>{escape(b.title)}</strong>'
+        f"<p>{escape(b.text)}</p></div>"
+        for b in banners(record)
+    )
+
+
+def _main(record: RunRecord) -> Evaluated | None:
+    """The evaluation that says most: released before simulated, test before training."""
+    return next(iter(record.evaluations.values()), None)
+
+
+def _tiles(record: RunRecord) -> str:
+    found = []
+    best = _main(record)
+    if best is not None:
+        mark = badge("released", "plain") if best.released else badge(SIMULATION_ONLY, "sim")
+        where = f"{escape(best.title.split(',')[0])} {mark}"
+        ends = interval(best.score)
+        found.append(_tile(best.score_name.capitalize(), number(best.score.value), ends, where))
+        gap = best.main
+        if gap is not None:
+            name = best.constraint if gap.name == "constraint" else f"largest, {gap.name}"
+            found.append(
+                _tile(
+                    f"Gap ({name})", number(gap.value.value), interval(gap.value),
+                    f"{where} {verdict_badge(best.verdict) if best.verdict else ''}",
+                )
+            )  # fmt: skip
+    else:
+        values = [row.get("accuracy") for row in record.history[-window(len(record.history)) :]]
+        known = [v for v in values if v is not None]
+        if known:
+            mean = number(sum(known) / len(known))
+            note = f"mean of the last {len(values)} rounds, as released"
+            found.append(_tile("Accuracy", mean, "", escape(note)))
+    said = record.privacy
+    detail = "no guarantee" if said is None else f"δ = {said['delta']:.3g}"
+    seen = "" if said is None else "against those who see only what is released"
+    found.append(_tile("ε", epsilon_words(record), detail, escape(seen)))
+    T, done = record.rounds, len(record.history)
+    cohort = record.settings.get("cohort")
+    users = "" if cohort is None else f"{cohort:,} users in each"
+    state = "ended" if record.finished else "not ended"
+    found.append(_tile("Rounds", f"{done:,}", f"of {T:,} planned, {state}", escape(users)))
+    return f'<dl class="tiles">{"".join(found)}</dl>'
+
+
+def _tile(name: str, figure: str, detail: str, below: str) -> str:
+    return (
+        f'<div class="tile"><dt>{escape(name)}</dt><dd><span class="figure">{escape(figure)}</span>'
+        f' <span class="small">{escape(detail)}</span><div class="small">{below}</div></dd></div>'
+    )
+
+
+def _what(record: RunRecord) -> str:
+    return paragraphs(what_was_trained(record)) + paragraphs([when_and_with(record)], "lead")
+
+
+def _privacy(record: RunRecord) -> str:
+    text = paragraphs([headline(record)], "headline")
+    if record.statement:
+        text += f'<div class="statement">{bullets(record.statement)}</div>'
+    return text
+
+
+def _notes(record: RunRecord, run: str, level: int) -> str:
+    texts = [*record.notes, *(f"{w[:1].upper()}{w[1:]}." for w in record.warnings)]
+    if not texts:
+        return ""
+    return _section("To know about this run", run, "notes", level,
+                    f'<div class="notes">{bullets(texts)}</div>')  # fmt: skip
+
+
+def _rounds(
+    record: RunRecord, run: str, placed: Sequence[tuple[str, Chart]], silent: Sequence[str]
+) -> str:
+    how = "with noise" if record.privacy is not None else "exactly, without noise"
+    intro = (
+        f"What each round released {how}: functions of the totals that left the users' side, and "
+        "of nothing else."
+        if record.history
+        else "No round is recorded in this folder."
+    )
+    text = paragraphs([intro])
+    if any(chart.grouped for _, chart in placed):
+        text += _controls(record, run)
+    elif placed and record.history:
+        text += f'<div class="controls">{_raw_button(run)}</div>'
+    figures = "".join(figure_html(place, chart) for place, chart in placed)
+    return text + f'<div class="charts">{figures}</div>' + paragraphs(silent, "lead")
+
+
+def _controls(record: RunRecord, run: str) -> str:
+    groups = "".join(
+        f'<button type="button" class="group" aria-pressed="true" data-run="{run}" '
+        f'data-group="{escape(group)}">{_swatch(i)}<span>{escape(group)}</span></button>'
+        for i, group in enumerate(record.groups)
+    )
+    return (
+        f'<div class="controls" role="group" aria-label="Groups shown in this run\'s charts">'
+        f'<span class="word">Show</span>{groups}'
+        f'<button type="button" data-run="{run}" data-all="show">all</button>'
+        f'<button type="button" data-run="{run}" data-all="hide">none</button>'
+        f"{_raw_button(run)}</div>"
+    )
+
+
+def _raw_button(run: str) -> str:
+    return (
+        f'<button type="button" class="group" aria-pressed="true" data-run="{run}" data-raw="yes">'
+        "single rounds (dots)</button>"
+    )
+
+
+def _swatch(index: int) -> str:
+    colour, dash, symbol = style(index)
+    colour = {"@ink": "currentColor", "@blue": "var(--blue)"}.get(colour, colour)
+    shapes = {
+        "circle": '<circle cx="13" cy="7" r="4"/>',
+        "square": '<path d="M9 3h8v8h-8z"/>',
+        "diamond": '<path d="M13 2l5 5-5 5-5-5z"/>',
+        "triangle-up": '<path d="M13 2l5 9H8z"/>',
+        "cross": '<path d="M11 2h4v3h3v4h-3v3h-4V9H8V5h3z"/>',
+        "triangle-down": '<path d="M13 12L8 3h10z"/>',
+        "star": '<path d="M13 1l2 4 4 .6-3 3 .8 4.4L13 11l-3.800 2 .8-4.400-3-3 4-.6z"/>',
+    }
+    return (
+        '<svg width="26" height="14" viewBox="0 0 26 14" aria-hidden="true">'
+        f'<path d="M0 7h26" style="stroke:{colour}" stroke-width="2" fill="none" '
+        f'stroke-dasharray="{_DASHES[dash]}"/><g style="fill:{colour}">{shapes[symbol]}</g></svg>'
+    )
+
+
+def _groups(record: RunRecord, level: int) -> str:
+    if not record.evaluations:
+        why = (
+            "The kept model was not evaluated. On held-out users, with noise: fpfl evaluate RUN "
+            "--epsilon 0.5; in a simulation, a test set in the config is evaluated by itself."
+            if record.finished
+            else "The run has not ended, so there is no model to evaluate yet."
+        )
+        return paragraphs([why])
+    return "".join(_evaluation(e, level) for e in record.evaluations.values())
+
+
+def _evaluation(evaluation: Evaluated, level: int) -> str:
+    mark = badge(source_mark(evaluation), "plain" if evaluation.released else "sim")
+    people = f"{evaluation.users:,} users"
+    if evaluation.samples is not None:
+        people += f", {evaluation.samples:,} samples"
+    gap = evaluation.main
+    score = f"{evaluation.score_name.capitalize()} {with_interval(evaluation.score)}"
+    text = paragraphs([f"{score}, {people}; intervals at {percent(evaluation.confidence)}."])
+    if evaluation.verdict is not None:
+        words = escape(f"{evaluation.constraint}: {evaluation.verdict_in_words}")
+        text += f"<p>{verdict_badge(evaluation.verdict)} {words}</p>"
+    if gap is not None:
+        named = "Gap" if gap.name == "constraint" else f"Largest gap, {gap.name}:"
+        text += paragraphs(
+            [f"{named} {with_interval(gap.value)} beside {evaluation.score_name} "
+             f"{number(evaluation.score.value)}.", *worst_words(evaluation, gap)]
+        ) + group_table(evaluation, gap)  # fmt: skip
+    if len(evaluation.gaps) > 1:
+        text += f"<details><summary>All gaps</summary>{gaps_table(evaluation)}</details>"
+    if evaluation.statement:
+        said = bullets(evaluation.statement)
+        text += f"<details><summary>What this evaluation promises</summary>{said}</details>"
+    return (
+        f'<div class="evaluation"><h{level}>{escape(evaluation.title)} {mark}</h{level}>'
+        f"{text}</div>"
+    )
+
+
+def _settings(record: RunRecord) -> str:
+    text = settings_table(record.settings, "What the run was started with")
+    if record.environment:
+        text += settings_table(record.environment, "Machine and packages")
+    return f"<details><summary>All settings of the run</summary>{text}</details>"

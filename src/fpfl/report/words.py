@@ -1,0 +1,254 @@
+"""What was trained and what is promised, in plain words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fpfl.privacy.statement import round_up
+from fpfl.report.evaluated import SIMULATION_ONLY, Evaluated, Figure
+from fpfl.report.reading import RunRecord
+
+_METHODS = {
+    "MMDM": "the modified method of differential multipliers (FPFL)",
+    "OneGradient": "FPFL-1G, one gradient per user with broadcast weights",
+    "BMDM": "the basic method of differential multipliers",
+    "Tran": "Tran et al.'s dual update",
+    "Unconstrained": "plain federated learning, no constraint",
+}
+_SELECTIONS = {
+    "best": "the best round's model by released counts",
+    "last": "the last model",
+    "average": "the average of the models",
+}
+
+
+@dataclass(frozen=True)
+class Banner:
+    """Something about a run's privacy that must not be overlooked."""
+
+    title: str
+    text: str
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A figure as it is shown; a dash where it is not known."""
+    return "–" if value is None else f"{value:.{digits}f}".replace("-", "−")
+
+
+def signed(value: float | None) -> str:
+    """A difference with its sign."""
+    return "–" if value is None else f"{value:+.3f}".replace("-", "−")
+
+
+def interval(figure: Figure, sign: bool = False) -> str:
+    """The ends of a figure's interval; nothing where they are not known."""
+    if figure.low is None or figure.high is None:
+        return ""
+    show = signed if sign else number
+    return f"[{show(figure.low)}, {show(figure.high)}]"
+
+
+def with_interval(figure: Figure, sign: bool = False) -> str:
+    """A figure and its interval."""
+    value = signed(figure.value) if sign else number(figure.value)
+    return f"{value} {interval(figure, sign)}".strip()
+
+
+def percent(confidence: float) -> str:
+    """A confidence, as 95%."""
+    return f"{100 * confidence:.4g}%"
+
+
+def is_regression(record: RunRecord) -> bool:
+    """Whether numbers are predicted, as far as the folder says."""
+    if record.schema is not None and "classes" in record.schema:
+        return record.schema["classes"] is None
+    return any(e.score_name == "absolute error" for e in record.evaluations.values())
+
+
+def score_word(record: RunRecord) -> str:
+    """What the released score of a round is called."""
+    return "1 − squared error" if is_regression(record) else "accuracy"
+
+
+def what_was_trained(record: RunRecord) -> list[str]:
+    """The run in a few sentences."""
+    s, said = record.settings, record.privacy or {}
+    sentences = [f"A model{_size(record)} for {_task(record)}, trained on {_people(record)}."]
+    T, done = record.rounds, len(record.history)
+    rounds = f"{T:,} rounds" if done in (0, T) else f"{done:,} of {T:,} planned rounds"
+    cohort = f" with {s['cohort']:,} users in each" if s.get("cohort") else ""
+    poisson = s.get("sampling") == "PoissonSampling" or said.get("convention") in (
+        "poisson", "coins",
+    )  # fmt: skip
+    sentences.append(f"{rounds}{cohort}{' on average' if cohort and poisson else ''}.")
+    sentences.append(_constraint(record))
+    if record.selected:
+        sentences.append(f"Model kept: {record.selected}.")
+    elif s.get("selection"):
+        kept = _SELECTIONS.get(str(s["selection"]), str(s["selection"]))
+        sentences.append(f"Model to be kept at the end: {kept}.")
+    if record.stopped:
+        sentences.append(f"Stopped early: {record.stopped}.")
+    return sentences
+
+
+def _size(record: RunRecord) -> str:
+    return "" if record.parameters is None else f" with {record.parameters:,} parameters"
+
+
+def _task(record: RunRecord) -> str:
+    schema = record.schema or {}
+    if isinstance(schema.get("classes"), int):
+        return f"{schema['classes']} classes"
+    return "a regression" if is_regression(record) else "classification"
+
+
+def _people(record: RunRecord) -> str:
+    K = record.settings.get("population")
+    people = "a population" if K is None else f"a population of {K:,} users"
+    if record.settings.get("sampling") == "federation":
+        nodes = record.settings.get("nodes")
+        return f"{people} in a federation" + (f" of {nodes:,} nodes" if nodes else "")
+    return people
+
+
+def _constraint(record: RunRecord) -> str:
+    if record.constraint is None:
+        return "No fairness constraint was asked for."
+    groups, rates = record.groups, record.rates
+    method = method_name(record)
+    alpha = "" if record.tolerance is None else f", tolerance α = {record.tolerance:g}"
+    return (
+        f"Constraint: {record.constraint}{alpha}; {' and '.join(rates)} of {len(groups)} groups "
+        f"({', '.join(groups)}) may differ from the whole's by α at most. Method: {method}."
+    )
+
+
+def method_name(record: RunRecord) -> str:
+    """The method in words."""
+    method = record.settings.get("method")
+    kind = method.get("kind") if isinstance(method, dict) else method
+    return _METHODS.get(str(kind), str(kind))
+
+
+def when_and_with(record: RunRecord) -> str:
+    """Date and versions, as far as the folder has them."""
+    parts = []
+    if record.begun:
+        parts.append(f"Begun {_day(record.begun)}")
+    if record.ended:
+        parts.append(f"ended {_day(record.ended)}")
+    packages = (record.environment or {}).get("packages") or {}
+    names = [f"{n} {v}" for n, v in packages.items() if n in ("fpfl", "torch")]
+    if names:
+        parts.append(f"computed with {', '.join(names)}")
+    if not parts:
+        return "The folder does not say when it was made, nor with which versions."
+    return f"{', '.join(parts)}."
+
+
+def _day(time: str) -> str:
+    return time[:16].replace("T", " ") + " UTC"
+
+
+def headline(record: RunRecord) -> str:
+    """ε, δ and against whom, in a line."""
+    said = record.privacy
+    if said is None:
+        return "No privacy guarantee."
+    if record.epsilon is None:
+        return (
+            f"ε was not computed where the run was made (dp-accounting was missing); "
+            f"δ = {said['delta']:g}."
+        )
+    return (
+        f"ε = {round_up(record.epsilon)} at δ = {said['delta']:g}, for all samples of one user, "
+        f"against those who see only what is released{_server(said)}."
+    )
+
+
+def _server(said: dict[str, Any]) -> str:
+    aggregation = said.get("aggregation")
+    if aggregation is not None and not aggregation.get("shares"):
+        return "; no guarantee against the server"
+    server = said["epsilon_server"]
+    if said.get("epsilon_server_real") is not None:
+        server = said["epsilon_server_real"]
+    if said["convention"] == "coins":
+        return ", the server included"
+    return f"; ε = {round_up(server)} against a server that knows the cohorts"
+
+
+def banners(record: RunRecord) -> list[Banner]:
+    """What takes the promise away, or makes it another one."""
+    found = []
+    said = record.privacy
+    if said is None:
+        found.append(
+            Banner(
+                "No privacy",
+                "This run gives no privacy guarantee: its totals and its model have no noise, and "
+                "whatever is shown of them may say something about single users.",
+            )
+        )
+        return found
+    if record.injected:
+        found.append(
+            Banner(
+                "NOT PRIVATE",
+                "Coins and noise came from a test generator: whoever has its seed can take the "
+                "noise off. All privacy figures are those of a run without it.",
+            )
+        )
+    elif record.seeded_noise:
+        found.append(
+            Banner(
+                "Seeded noise: a simulation",
+                "There is no guarantee against anyone who has the seed and can subtract the noise. "
+                "All privacy figures are those of a run whose noise nobody knows.",
+            )
+        )
+    if said["real_population"] is not None:
+        found.append(
+            Banner(
+                "Hypothetical population",
+                f"Noise was chosen for {said['population']:,} users; the run draws from "
+                f"{said['real_population']:,}. ε on this page is that of the real ones.",
+            )
+        )
+    return found
+
+
+def marks(record: RunRecord) -> list[str]:
+    """What to know of a run beside its figures, in a word or two each."""
+    words = []
+    if record.privacy is None:
+        words.append("no privacy")
+    elif record.injected:
+        words.append("NOT PRIVATE")
+    elif record.seeded_noise:
+        words.append("seeded noise")
+    if record.privacy is not None and record.privacy["real_population"] is not None:
+        words.append("hypothetical population")
+    if not record.finished:
+        words.append("unfinished")
+    if record.stopped:
+        words.append("stopped early")
+    return words
+
+
+def epsilon_words(record: RunRecord) -> str:
+    """ε in a table's cell."""
+    if record.privacy is None:
+        return "none"
+    return "not computed" if record.epsilon is None else round_up(record.epsilon)
+
+
+def source_mark(evaluation: Evaluated) -> str:
+    """How an evaluation's figures came about."""
+    if not evaluation.released:
+        return SIMULATION_ONLY
+    cost = f"released, ε = {round_up(evaluation.epsilon or 0.0)}"
+    return f"{cost}, seeded noise: a simulation" if evaluation.seeded else cost
