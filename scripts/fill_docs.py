@@ -10,6 +10,7 @@ A page has markers, and what stands between them is made by this script:
     <!-- robust: table -->                       a table of scripts/robust_tables.py
     <!-- digits: table femnist -->               one of scripts/digits_tables.py, of results files
     <!-- federation: figures -->                 one of scripts/federation_tables.py
+    <!-- estimator: fairlearn -->                one of scripts/estimator_tables.py
     <!-- end -->
 
 ``python scripts/fill_docs.py`` rewrites the pages, ``--check`` only says whether they are up to
@@ -30,14 +31,16 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(Path(__file__).parent))
 
 import digits_tables  # noqa: E402 - neighbours of this script
+import estimator_tables  # noqa: E402
 import federation_tables  # noqa: E402
 import robust_tables  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("howto/*.md"))]
 BLOCK = re.compile(
-    r"(<!-- (results|compare|demo|bench|audit|robust|digits|federation)(?:: ([^>]*?))? -->\n)"
-    r".*?(<!-- end -->)",
+    r"(<!-- (results|compare|demo|bench|audit|robust|digits|federation|estimator)"
+    r"(?:: ([^>]*?))? -->\n).*?(<!-- end -->)",
     re.S,
 )
 
@@ -79,6 +82,8 @@ def render(kind: str, argument: str) -> str:
         return robust_tables.TABLES[argument.strip()]()
     if kind == "federation":
         return federation_tables.TABLES[argument.strip()]()
+    if kind == "estimator":
+        return estimator_tables.TABLES[argument.strip()]()
     if kind == "digits":
         what, *names = argument.split()
         return digits_tables.TABLES[what](names)

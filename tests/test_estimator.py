@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
+import re
 import subprocess
 import sys
 import tempfile
@@ -33,12 +33,13 @@ from fpfl import FpflWarning, OneGradient, PopulationLedger
 from fpfl.estimator import FairPrivateClassifier, FairPrivateRegressor
 from fpfl.estimator_data import LIMIT, Scaling, labels_within
 from fpfl.privacy.population import BudgetExhaustedError
+from fpfl.privacy.statement import round_up
 
 RANGE = (-4.0, 4.0)
 drowned = pytest.mark.filterwarnings("ignore:the noise drowns:fpfl.FpflWarning")
 
 
-@parametrize_with_checks([FairPrivateClassifier(), FairPrivateRegressor()])
+@parametrize_with_checks([FairPrivateClassifier(rounds=100), FairPrivateRegressor(rounds=100)])
 def test_scikit_learns_own_checks(estimator: Any, check: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of checks that fit nonsense on purpose
@@ -71,7 +72,7 @@ def test_it_learns_string_labels_and_is_a_frame_or_an_array() -> None:
     assert fitted.score(X, y) > 0.85
     assert list(fitted.feature_names_in_) == list("abcd")
     assert fitted.n_features_in_ == 4
-    assert fitted.n_iter_ == 100 == len(fitted.run_.history)
+    assert fitted.n_iter_ == 300 == len(fitted.run_.history)
     assert fitted.privacy_ is None
     plain = FairPrivateClassifier(random_state=0).fit(X.to_numpy(), y.to_numpy())
     assert np.array_equal(fitted.predict_proba(X), plain.predict_proba(X.to_numpy()))
@@ -453,8 +454,64 @@ def test_a_search_over_epsilon_adds_up(tmp_path: Path, monkeypatch: pytest.Monke
         assert {run["rounds"] for run in runs.values()} == {4}
         # A fit by itself is far from what all of them cost.
         assert ledger.spent > 1.5 * max(run["epsilon"] for run in runs.values())
+        spent, charges, budget = ledger.spent, ledger.charges(), ledger.filter
+        summary = ledger.summary()
     assert search.best_estimator_.schema_.population == known
-    assert os.listdir(tmp_path / "temporary") == []
+    assert not list((tmp_path / "temporary").glob("fpfl-*"))
+
+    kept = search.best_estimator_.privacy_
+    cost = fpfl.tuning_cost(file, chosen=kept)
+    assert (len(cost.fits), cost.rounds) == (9, 36)
+    # What every mechanism costs, added up from the charges themselves.
+    assert cost.epsilon == pytest.approx(spent) == pytest.approx(budget.spent(charges))
+    assert cost.share == pytest.approx(sum(fit.share for fit in cost.fits))
+    dearest = max(fit.epsilon for fit in cost.fits)
+    for text in (str(cost), summary):
+        assert f"together ε = {round_up(spent)} at δ" in text
+        assert f"to {round_up(dearest)} by the same filter" in text
+    chosen = search.best_params_["epsilon"]
+    assert kept.epsilon == pytest.approx(chosen, rel=1e-3)
+    assert f"by its own statement: ε = {round_up(kept.epsilon)}." in str(cost)
+
+    # One more fit is one more charge, and told apart from what was before it.
+    clone(search.best_estimator_).fit(X, y, sensitive_features=s["sex"], users=users)
+    after = fpfl.tuning_cost(file, since=cost)
+    assert (len(after.fits), after.rounds) == (1, 4)
+    assert after.epsilon == pytest.approx(after.fits[0].epsilon)
+    assert after.before == pytest.approx(cost.share)
+    assert after.left == pytest.approx(1 - cost.share - after.share)
+    assert fpfl.tuning_cost(file).epsilon > cost.epsilon
+
+
+@drowned
+@pytest.mark.filterwarnings("ignore:the population's budget is spent:fpfl.FpflWarning")
+def test_a_search_that_spends_its_budget(tmp_path: Path) -> None:
+    """Fits that got no round fail as scikit-learn's users know it; what was charged is told."""
+    X, y, _, _ = people(100)
+    file = tmp_path / "people.jsonl"
+    PopulationLedger.create(file, population=100, epsilon=6.0).close()
+    assert "Nothing was charged" in str(fpfl.tuning_cost(file))
+    search = GridSearchCV(
+        FairPrivateClassifier(rounds=3, cohort=50, feature_range=RANGE, ledger=file),
+        {"epsilon": [3.0, 5.0, 5.5]},
+        cv=2,
+        refit=False,
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        search.fit(X, y)
+    said = " ".join(str(warning.message) for warning in caught)
+    assert "budget is spent" in said  # a fit that ended early, and kept its model
+    assert "not one round was run" in said  # in scikit-learn's FitFailedWarning
+    means = search.cv_results_["mean_test_score"]
+    assert np.isfinite(means[0])
+    assert np.isnan(means[-1])
+    cost = fpfl.tuning_cost(file)
+    assert 1 <= len(cost.fits) < 6
+    assert cost.more == 0
+    assert cost.epsilon <= 6.0
+    with pytest.raises(BudgetExhaustedError, match="not one round"):
+        search.set_params(error_score="raise").fit(X, y)
 
 
 @drowned
@@ -473,6 +530,22 @@ def test_a_budget_that_is_too_small_warns_and_then_raises(tmp_path: Path) -> Non
         clone(estimator).fit(X, y)
     with pytest.raises(ValueError, match="there are 150 users and the ledger is of 100"):
         clone(estimator).fit(*people(150)[:2])
+
+
+@drowned
+def test_the_page_prints_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a search costs follows from its settings, so the page can be held to it."""
+    page = Path(__file__).parents[1] / "docs" / "howto" / "estimator.md"
+    text = page.read_text(encoding="utf-8")
+    found = re.search(
+        r"```python\n((?:(?!```).)*tuning_cost.*?)```.*?```text\n(.*?)```", text, re.S
+    )
+    assert found is not None
+    monkeypatch.chdir(tmp_path)
+    exec(compile(found[1], "page", "exec"), {"__name__": "example"})
+    assert capsys.readouterr().out.startswith(found[2])
 
 
 def test_a_ledger_with_withdrawals_is_refused(tmp_path: Path) -> None:

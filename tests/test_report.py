@@ -1,0 +1,698 @@
+"""The report: what is read, computed, compared and written; a browser looks at it elsewhere."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import sys
+import warnings
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import make_population
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import fpfl
+from fpfl import Attribute, cli
+from fpfl.experiments import demo
+from fpfl.privacy.aggregation import Aggregation
+from fpfl.privacy.plan import PrivacyPlan
+from fpfl.privacy.rules import Block
+from fpfl.report import series
+from fpfl.report.charts import span_of, thinned
+from fpfl.report.comparing import best_tradeoffs, compare, told_apart
+from fpfl.report.page import in_script, report_html
+from fpfl.report.reading import NO_PRIVACY, RunRecord, read_run
+from fpfl.report.runcharts import charts
+from fpfl.report.words import banners, headline, marks
+from fpfl.thirdparty.noise import SeededNoise
+
+SEX = Attribute("sex", ("Female", "Male"))
+RACE = Attribute("race", ("A", "B", "C"))
+MARK = {"on": "test set", "mark": "simulation only: measured without noise"}
+
+
+def train(folder: Path | fpfl.RunFolder | None, **changed: Any) -> fpfl.Run:
+    """A short training with six groups; replace-one, whose accountant is quick."""
+    how: dict[str, Any] = {
+        "cohort": 60,
+        "rounds": 8,
+        "constraint": fpfl.equalized_odds(("sex", "race"), tolerance=0.05),
+        "privacy": fpfl.Privacy(noise_multiplier=1.0, clip=2.0, convention="replace-one"),
+        "seed": 0,
+        "noise_seed": 0,
+        "folder": folder,
+    } | changed
+    if how["privacy"] is None:
+        how["noise_seed"] = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the noise drowns so short a run
+        return fpfl.train(fpfl.mlp(5, seed=0), PEOPLE, **how)
+
+
+PEOPLE = make_population(users=300, attributes=(SEX, RACE))
+
+
+def evaluate(run: fpfl.Run, folder: Path, constraint: fpfl.Constraint | None = None) -> None:
+    found = fpfl.evaluate_model(
+        run.model, PEOPLE, constraint=constraint or run.constraint, bootstrap=100
+    )
+    (folder / "evaluation-test.json").write_text(json.dumps(found.as_dict() | MARK))
+
+
+def make_runs(folder: Path) -> dict[str, Path]:
+    """Folders of all kinds, by name."""
+    full = train(folder / "full")
+    evaluate(full, folder / "full")
+    constraint = full.constraint
+    assert constraint is not None
+    released = fpfl.evaluate_privately(
+        full.model, PEOPLE, constraint=constraint, epsilon=4.0, bound=3.0, noise=SeededNoise(0)
+    )
+    (folder / "full" / "evaluation-private.json").write_text(json.dumps(released.as_dict()))
+    full.save(folder / "saved")
+    plain = train(None, constraint=None, privacy=None)
+    plain.save(folder / "plain")
+    evaluate(plain, folder / "plain", full.constraint)
+
+    def cut(event: fpfl.RoundEvent) -> None:
+        if event.row["round"] == 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(fpfl.RunFolder(folder / "cut", checkpoint_every=3), callbacks=[cut])
+    return {path.name: path for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return make_runs(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def record(runs: dict[str, Path]) -> RunRecord:
+    return read_run(runs["full"])
+
+
+@pytest.fixture
+def copied(runs: dict[str, Path], tmp_path: Path) -> Path:
+    """A saved run with its evaluations, to be damaged."""
+    path = tmp_path / "copied"
+    shutil.copytree(runs["saved"], path)
+    for kind in ("test", "private"):
+        shutil.copy(runs["full"] / f"evaluation-{kind}.json", path)
+    return path
+
+
+class Elements(HTMLParser):
+    """The elements of a page, and its visible text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    def named(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.found if name == tag]
+
+
+def page_of(*folders: Path) -> str:
+    return report_html([read_run(folder) for folder in folders], "/* plotly */")
+
+
+# Reading
+
+
+@pytest.mark.parametrize("name", ["full", "saved"])
+def test_a_finished_run_is_read_as_it_was_written(name: str, runs: dict[str, Path]) -> None:
+    record = read_run(runs[name])
+    result = json.loads((runs[name] / "result.json").read_text())
+    assert record.finished
+    assert record.history == json.loads((runs[name] / "history.json").read_text())
+    assert record.privacy == result["privacy"]
+    assert record.epsilon == result["privacy"]["epsilon"]
+    assert record.settings == result["settings"]
+    assert "\n".join(record.statement) == (runs[name] / "privacy.txt").read_text().strip()
+    assert record.rates == ("FNR", "FPR")
+    assert len(record.groups) == 6
+    assert record.parameters == 71
+    assert record.notes == ()
+    assert (record.begun is not None) == (name == "full")
+    assert set(record.evaluations) == ({"test", "private"} if name == "full" else set())
+
+
+def test_a_run_that_was_cut_off_promises_what_it_would_have_promised(
+    runs: dict[str, Path],
+) -> None:
+    cut, whole = read_run(runs["cut"]), read_run(runs["full"])
+    assert not cut.finished
+    assert cut.history == whole.history[:6]  # the last checkpoint; round 7 is not in one
+    assert cut.charged == 7
+    assert cut.privacy == whole.privacy
+    assert cut.statement == whole.statement
+    text = page_of(runs["cut"])
+    for words in ("has not ended", "6 rounds up to the last checkpoint", "7 of 8 planned rounds"):
+        assert words in text
+
+
+def test_a_run_without_privacy_says_so(runs: dict[str, Path]) -> None:
+    record = read_run(runs["plain"])
+    assert record.privacy is None
+    assert record.epsilon is None
+    assert record.statement == (NO_PRIVACY,)
+    assert "No privacy guarantee" in headline(record)
+    assert [b.title for b in banners(record)] == ["No privacy"]
+    assert record.rates == ()
+    assert "trained without a constraint" in page_of(runs["plain"])
+
+
+def test_files_that_are_missing_are_named(copied: Path) -> None:
+    for name in ("history.json", "privacy.txt"):
+        (copied / name).unlink()
+        assert f"{name} is missing" in page_of(copied)
+    assert read_run(copied).history == []
+
+
+def change(path: Path, *keys: Any, value: Any) -> None:
+    """Put something else into a JSON file."""
+    content = json.loads(path.read_text())
+    place = content
+    for key in keys[:-1]:
+        place = place[key]
+    place[keys[-1]] = value
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("file", "keys", "value"),
+    [
+        ("result.json", ["settings"], None),
+        ("result.json", ["settings", "rounds"], "many"),
+        ("result.json", ["settings", "layout", "groups"], [1]),
+        ("result.json", ["privacy", "epsilon"], "2"),
+        ("result.json", ["privacy", "blocks", 0, "noise_stddev"], None),
+        ("history.json", [2, "accuracy"], "high"),
+        ("history.json", [2, "round"], 2),
+        ("history.json", [2, "groups", "FNR", "sex=Male & race=A"], True),
+        ("history.json", [2, "counts"], []),
+        ("evaluation-test.json", ["gaps", "constraint", "value"], "small"),
+        ("evaluation-test.json", ["users"], None),
+        ("evaluation-private.json", ["rates", "FNR"], {}),
+        ("evaluation-private.json", ["mechanism"], None),
+    ],
+)
+def test_damage_is_named_with_its_file(copied: Path, file: str, keys: list, value: Any) -> None:
+    read_run(copied)
+    change(copied / file, *keys, value=value)
+    with pytest.raises(ValueError, match=rf"(?s){file} .*put an intact copy in its place"):
+        read_run(copied)
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff", b"[" * 100_000])
+def test_what_is_no_json_is_named(copied: Path, content: bytes) -> None:
+    (copied / "result.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"result\.json .*intact copy"):
+        read_run(copied)
+
+
+@pytest.mark.parametrize("name", ["ledger.jsonl", "checkpoint-00000006.safetensors", "run.json"])
+def test_damage_of_a_run_that_was_cut_off_is_named(
+    runs: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / "cut"
+    shutil.copytree(runs["cut"], path)
+    (path / name).write_bytes((path / name).read_bytes()[:20])
+    with pytest.raises(ValueError, match=rf"{name}.*(intact copy|backup)"):
+        read_run(path)
+
+
+def test_other_folders_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path, words in (
+        (tmp_path, "neither result.json nor ledger.jsonl"),
+        (tmp_path / "file", "is a file; name the folder of a run"),
+        (tmp_path / "nothing", "is not there; name the folder of a run"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            read_run(path)
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2)
+    ),
+    max_leaves=3,
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_whatever_is_in_the_files_there_is_a_page_or_a_word(
+    data: st.DataObject, runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("odd") / "run"
+    shutil.copytree(runs["full"], folder)
+    (folder / "ledger.jsonl").unlink()  # its chain is tested elsewhere
+    file = folder / data.draw(
+        st.sampled_from(
+            ["result.json", "history.json", "evaluation-test.json", "evaluation-private.json",
+             "schema.json", "environment.json"]
+        )
+    )  # fmt: skip
+    content = json.loads(file.read_text())
+    place, keys = content, []
+    while isinstance(place, dict | list) and place and (not keys or data.draw(st.integers(0, 3))):
+        keys.append(data.draw(st.sampled_from(list(place if isinstance(place, dict)
+                                                   else range(len(place))))))  # fmt: skip
+        place = place[keys[-1]]
+    change(file, *keys, value=data.draw(JUNK))
+    try:
+        text = page_of(folder)
+    except ValueError as error:
+        text = f"{error} </html>"  # any other error is a bug
+    assert "</html>" in text
+
+
+# Figures
+
+
+def test_means_are_those_of_the_totals(record: RunRecord) -> None:
+    W = series.window(len(record.history))
+    assert W == 5
+    for lines in series.rate_lines(record):
+        for group, mean in lines.means.items():
+            for t, found in enumerate(mean):
+                part = record.history[max(0, t + 1 - W) : t + 1]
+                pairs = [
+                    (row["groups"][lines.rate][group], row["counts"][lines.rate][group])
+                    for row in part
+                    if row["groups"][lines.rate][group] is not None
+                ]
+                F, n = sum(v * w for v, w in pairs), sum(w for _, w in pairs)
+                assert found == (pytest.approx(F / n) if pairs else None)
+    gaps = series.gap_of_means(series.rate_lines(record))
+    assert len(gaps) == len(record.history)
+    last = [
+        abs(r.overall_mean[-1] - m[-1]) for r in series.rate_lines(record) for m in r.means.values()
+    ]
+    assert gaps[-1] == pytest.approx(max(last))
+
+
+def test_a_running_mean_leaves_out_what_is_not_known() -> None:
+    assert series.running_mean([1.0, None, 3.0, None], 2) == [1.0, 1.0, 3.0, 3.0]
+    assert series.running_mean([None, None], 2) == [None, None]
+    assert series.running_mean([1.0, 4.0], 2, [1.0, 2.0]) == [1.0, 3.0]
+    assert series.running_mean([1.0, 4.0], 2, [1.0, -2.0]) == [1.0, 1.0]
+    assert [series.window(T) for T in (1, 3, 30, 250, 9999)] == [1, 3, 5, 25, 50]
+
+
+@pytest.mark.parametrize("method", [fpfl.MMDM(), fpfl.OneGradient()])
+def test_the_noise_is_as_large_as_the_report_says(method: Any, tmp_path: Path) -> None:
+    """The same cohorts and (nearly) the same model with and without noise: 480 counts."""
+    how = {"method": method, "learning_rate": 1e-12, "rounds": 40, "selection": "last"}
+    private = fpfl.Privacy(noise_multiplier=2.0, clip=2.0, convention="replace-one")
+    noisy = train(None, privacy=private, **how)
+    clean = train(None, privacy=None, clip=2.0, sampling="without-replacement", **how)
+    record = read_run(noisy.save(tmp_path / "noisy"))
+
+    def counts(run: fpfl.Run) -> np.ndarray:
+        return np.array([list(line.values()) for row in run.history
+                         for line in row["counts"].values()])  # fmt: skip
+
+    told = {c.noise for c in series.count_noise(record)}
+    assert len(told) == 1
+    # The deviation of 480 numbers is within 3.2% of its limit, once: 15% leaves room.
+    assert np.std(counts(noisy) - counts(clean)) == pytest.approx(told.pop(), rel=0.15)
+
+    gradient = series.gradient_noise(record)
+    assert gradient is not None
+    squares = np.mean([row["gradient_norm"] ** 2 for row in noisy.history])
+    signal = np.mean([row["gradient_norm"] ** 2 for row in clean.history])
+    # p s² of 40 rounds has a relative error of √(2/(40·71)) = 2.7%, and a cross term beside it.
+    assert squares == pytest.approx(signal + gradient.noise**2, rel=0.15)
+
+
+def planned(record: RunRecord, **changed: Any) -> RunRecord:
+    """The record with another plan's statement."""
+    how: dict[str, Any] = {
+        "population": 2000, "cohort": 100, "rounds": 30, "noise_multiplier": 2.0,
+        "blocks": [Block("joint", 1.0, 1.0)],
+    } | changed  # fmt: skip
+    said = PrivacyPlan(**how).statement(seeded_noise=False, seeded_cohorts=False)
+    return replace(record, privacy=json.loads(json.dumps(said.as_dict())))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"convention": "paper"},
+        {"convention": "replace-one"},
+        {"convention": "coins", "noise_multiplier": 4.0},
+        {"convention": "coins", "noise_multiplier": 4.0, "copies": 2},
+        {"convention": "picked", "noise_multiplier": 9.0},
+        {"max_participations": 4},
+        {"population": 10_000, "real_population": 2000},
+    ],
+)
+def test_epsilon_over_rounds_ends_at_the_runs_own(record: RunRecord, changed: dict) -> None:
+    planned_record = planned(record, **changed)
+    curve = series.epsilon_curve(planned_record)
+    assert curve.why is None
+    assert curve.rounds[0] == 1
+    assert curve.rounds[-1] == 30
+    assert curve.epsilon[-1] == pytest.approx(planned_record.epsilon, rel=1e-6)
+    assert list(curve.epsilon) == sorted(curve.epsilon)
+    said = planned_record.privacy
+    assert said is not None
+    # With secret coins the server is like everybody else; with a cap it may be.
+    same = said["epsilon_server_real"] or said["epsilon_server"]
+    assert bool(curve.server) == (not math.isclose(same, curve.epsilon[-1], rel_tol=1e-9))
+
+
+def test_epsilon_is_not_drawn_where_it_is_no_plans(record: RunRecord, monkeypatch) -> None:
+    private = dict(record.privacy or {})
+    filtered = replace(record, privacy=private | {"filter_order": 8})
+    assert "fixed before the run" in str(series.epsilon_curve(filtered).why)
+    assert "no privacy guarantee" in str(series.epsilon_curve(replace(record, privacy=None)).why)
+    trusted = vars(Aggregation(nodes=4, least=3, colluders=1, shares=False))
+    assert series.epsilon_curve(record).server
+    curve = series.epsilon_curve(replace(record, privacy=private | {"aggregation": trusted}))
+    assert curve.epsilon
+    assert not curve.server  # against which there is no guarantee
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    missing = replace(record, privacy=private | {"convention": "poisson", "neighbours": "zero-out"})
+    assert "dp-accounting" in str(series.epsilon_curve(missing).why)
+
+
+def test_every_chart_is_one_that_plotly_can_draw(record: RunRecord) -> None:
+    go = pytest.importorskip("plotly.graph_objects", reason="plotly is not installed")
+    drawn, silent = charts(record)
+    assert silent == []
+    keys = [chart.key for chart in drawn]
+    assert keys == ["accuracy", "gap", "rate-0", "rate-1", "multipliers-0", "multipliers-1",
+                    "counts", "gradient", "epsilon"]  # fmt: skip
+    for chart in drawn:
+        text = json.dumps({"data": chart.data, "layout": chart.layout})
+        for token in ("@ink", "@muted", "@limit", "@blue"):
+            text = text.replace(token, "black")
+        go.Figure(json.loads(text))  # refuses names and values that plotly does not know
+        if chart.grouped:
+            shown = {t["meta"]["group"] for t in chart.data if "group" in t.get("meta", {})}
+            assert shown == set(record.groups)
+        assert chart.label
+        assert all(len(row) == len(chart.table.head) for row in chart.table.rows)
+    accuracy, gap = drawn[0], drawn[1]
+    assert accuracy.data[0]["y"] == pytest.approx([row["accuracy"] for row in record.history],
+                                                  rel=1e-4)  # fmt: skip
+    assert any(t["y"] == [0.05, 0.05] and "α = 0.05" in t["name"] for t in gap.data)
+
+
+def test_long_histories_are_thinned_and_the_last_round_stays() -> None:
+    assert thinned(5, 600) == [0, 1, 2, 3, 4]
+    for count in (600, 601, 5000):
+        places = thinned(count, 600)
+        assert len(places) <= 600
+        assert places[-1] == count - 1
+    assert thinned(0) == []
+    low, high = span_of([[9.0, 0.4, 0.6]], [-30.0, *[0.5] * 98, 40.0], 1) or (0, 0)
+    assert -1 < low < 0.4
+    assert 0.6 < high < 2
+
+
+# Comparing
+
+POINT = st.tuples(
+    *[st.sampled_from([0.0, 0.25, 0.5, 1.0])] * 2, st.sampled_from([1.0, 2.0, math.inf])
+)
+
+
+def beats(one: tuple, other: tuple) -> bool:
+    return one != other and one[0] >= other[0] and one[1] <= other[1] and one[2] <= other[2]
+
+
+@given(st.lists(POINT, min_size=1, max_size=12))
+def test_best_tradeoffs_beat_all_others_and_not_each_other(points: list[tuple]) -> None:
+    best = best_tradeoffs(points)
+    front = [p for p, good in zip(points, best, strict=True) if good]
+    assert front
+    assert not any(beats(one, other) for one in front for other in front)
+    for point, good in zip(points, best, strict=True):
+        assert good == (not any(beats(one, point) for one in front))
+
+
+def test_the_three_directions() -> None:
+    assert best_tradeoffs([(0.8, 0.1, 1.0), (0.9, 0.1, 1.0)]) == [False, True]
+    assert best_tradeoffs([(0.8, 0.1, 1.0), (0.8, 0.2, 1.0)]) == [True, False]
+    assert best_tradeoffs([(0.8, 0.1, 1.0), (0.8, 0.1, math.inf)]) == [True, False]
+    assert best_tradeoffs([(0.9, 0.2, math.inf), (0.8, 0.1, 1.0)]) == [True, True]
+
+
+NAMES = st.lists(st.sampled_from("abc"), min_size=1, max_size=4)
+
+
+@given(st.lists(NAMES, min_size=1, max_size=8, unique_by=tuple))
+def test_names_are_told_apart(parts: list[list[str]]) -> None:
+    names = told_apart([Path("/", *path) for path in parts])
+    assert len(set(names)) == len(names)
+    for name, path in zip(names, parts, strict=True):
+        assert f"/{'/'.join(path)}".endswith(name)
+
+
+def test_a_run_given_twice_is_refused(runs: dict[str, Path]) -> None:
+    with pytest.raises(ValueError, match=r"given twice"):
+        page_of(runs["full"], runs["full"])
+
+
+def test_like_is_compared_with_like(runs: dict[str, Path], copied: Path) -> None:
+    full, plain, cut = (read_run(runs[name]) for name in ("full", "plain", "cut"))
+    (both,), silent = compare([full, plain])
+    assert silent == []
+    assert both.source == "test"
+    assert [e.epsilon for e in both.entries] == [full.epsilon, math.inf]
+    assert both.entries[0].gap == full.evaluations["test"].gaps["constraint"].value
+
+    # A run that was not evaluated is compared by what it released, and with such runs alone.
+    found, silent = compare([full, plain, cut])
+    assert [c.source for c in found] == ["test", "released"]
+    assert [[e.index for e in c.entries] for c in found] == [[0, 1], [0, 2]]
+    assert silent == []
+
+    # Other people, another constraint: nothing in common.
+    change(copied / "evaluation-test.json", "users", value=7)
+    other = replace(read_run(copied), history=[])
+    found, silent = compare([plain, other])
+    assert found == []
+    assert silent[0].startswith("Not compared: plain, copied.")
+
+    test = plain.evaluations["test"]
+    gaps = {name: gap for name, gap in test.gaps.items() if name != "constraint"}
+    silenced = replace(plain, evaluations={"test": replace(test, gaps=gaps, verdict=None)})
+    found, silent = compare([full, silenced])
+    assert found == []  # the gaps by sex and by race are not those of sex and race together
+    assert silent
+
+
+def test_a_run_without_the_constraint_is_compared_by_the_same_gap(tmp_path: Path) -> None:
+    parity = fpfl.fnr_parity("sex", tolerance=0.1)
+    records = []
+    people = make_population(users=100)
+    for name, judged in (("judged", parity), ("not", None)):
+        run = train(None, constraint=None, privacy=None)
+        found = fpfl.evaluate_model(run.model, people, constraint=judged, bootstrap=50)
+        path = run.save(tmp_path / name)
+        (path / "evaluation-test.json").write_text(json.dumps(found.as_dict() | MARK))
+        records.append(read_run(path))
+    (comparison,), _ = compare(records)
+    one, other = comparison.entries
+    assert one.gap == other.gap
+    assert (one.tolerance, other.tolerance) == (0.1, None)
+    assert other.verdict == "not judged"
+
+
+# The page
+
+
+def test_whatever_was_not_released_is_marked(runs: dict[str, Path], copied: Path) -> None:
+    heading = '<h3>Test set <span class="badge sim">simulation only</span></h3>'
+    assert heading in page_of(runs["full"])
+    (copied / "evaluation-test.json").unlink()
+    text = page_of(copied)
+    assert heading not in text
+    # What is left is the footer's explanation, and the private evaluation's own price.
+    assert text.count('<span class="badge sim">') == 1
+    assert "Held-out users, released with noise" in text
+    assert "released, ε = 4.000, seeded noise: a simulation" in text
+
+
+def test_the_page_names_the_worst_pair_and_the_verdict(runs: dict[str, Path]) -> None:
+    content = json.loads((runs["full"] / "evaluation-test.json").read_text())
+    pair = content["gaps"]["constraint"]["worst_pair"]
+    words = "".join(Elements(page_of(runs["full"])).words)
+    assert f"Furthest apart: {pair['larger']} and {pair['smaller']}, by" in words
+    assert f"[{pair['low']:.3f}, {pair['high']:.3f}]".replace("-", "−") in words
+    assert content["verdict_in_words"] in words
+    for line in (runs["full"] / "privacy.txt").read_text().splitlines():
+        assert line in words
+    assert "Seeded noise: a simulation" in words
+
+
+def test_banners_for_what_is_not_private(record: RunRecord) -> None:
+    assert [b.title for b in banners(record)] == ["Seeded noise: a simulation"]
+    assert marks(record) == ["seeded noise"]
+    private = dict(record.privacy or {})
+    real = replace(record, privacy=private | {"seeded_noise": False})
+    assert banners(real) == []
+    assert marks(real) == []
+    test = vars(Aggregation(nodes=4, least=3, colluders=1, shares=True, injected=True))
+    injected = replace(record, privacy=private | {"aggregation": test})
+    assert [b.title for b in banners(injected)] == ["NOT PRIVATE"]
+    other = planned(record, population=10_000, real_population=2000)
+    assert [b.title for b in banners(other)] == ["Hypothetical population"]
+    assert str(round(other.epsilon or 0, 2))[:3] in headline(other)
+
+
+EVIL = '</script><img src=x onerror=alert(1)>&"%{x}'
+
+
+def test_what_is_in_a_folder_is_text_and_nothing_else(copied: Path, runs: dict[str, Path]) -> None:
+    name = json.dumps("sex=Male & race=A")[1:-1]
+    evil = json.dumps(EVIL)[1:-1]
+    folder = copied.rename(copied.with_name("<script>alert(1)<"))
+    for file in folder.glob("*.json"):
+        file.write_text(file.read_text().replace(name, evil))
+    change(folder / "result.json", "warnings", value=[EVIL])
+    change(folder / "result.json", "settings", "constraint", value=EVIL)
+    (folder / "privacy.txt").write_text(EVIL)
+    assert EVIL in read_run(folder).groups
+    for text in (page_of(folder), page_of(folder, runs["plain"])):
+        found = Elements(text)
+        assert len(found.named("script")) == 3
+        assert found.named("img") == []
+        assert not any("onerror" in attributes for _, attributes in found.found)
+        words = "".join(found.words)
+        assert EVIL in words
+        assert "<script>alert(1)<" in words
+    assert json.loads(in_script({"a": EVIL})) == {"a": EVIL}
+    assert not set("<>&") & set(in_script({"a": EVIL}))
+
+
+def test_the_page_asks_the_network_for_nothing(runs: dict[str, Path]) -> None:
+    found = Elements(page_of(runs["full"], runs["plain"]))
+    assert found.named("link") == []
+    assert all("src" not in attributes for _, attributes in found.found)
+    assert all((a.get("href") or "#").startswith("#") for a in found.named("a"))
+    policy = [m for m in found.named("meta") if m.get("http-equiv") == "Content-Security-Policy"]
+    assert "default-src 'none'" in str(policy[0]["content"])
+    ids = [a["id"] for _, a in found.found if "id" in a]
+    assert len(set(ids)) == len(ids)
+    targets = {a.get("href") for a in found.named("a")}
+    assert all(str(target)[1:] in ids for target in targets)
+
+
+def test_no_privacy_sentence_is_the_runs_own() -> None:
+    from fpfl.run import NO_PRIVACY as SAID
+
+    assert NO_PRIVACY == SAID
+
+
+# The command
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fpfl", "report", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return run
+
+
+def test_the_command_writes_a_page(command, runs: dict[str, Path], tmp_path: Path) -> None:
+    pytest.importorskip("plotly", reason="plotly is not installed")
+    page = tmp_path / "new" / "report.html"
+    code, out, err = command(runs["full"], runs["plain"], "-o", page)
+    assert (code, err) == (0, "")
+    assert out.startswith(f"Report: {page} (")
+    text = page.read_text(encoding="utf-8")
+    assert text.count("plotly.js v") == 1  # one copy, and it is there
+    assert "2 runs compared" in text
+
+
+def test_the_command_says_what_to_do(command, runs: dict[str, Path], tmp_path: Path) -> None:
+    pytest.importorskip("plotly", reason="plotly is not installed")
+    for words, message in (
+        ([tmp_path, "-o", tmp_path / "a.html"], "neither result.json nor ledger.jsonl"),
+        ([runs["full"], "-o", tmp_path], "is a folder; name a file for the page"),
+        ([], "Missing argument"),
+    ):
+        code, _, err = command(*words)
+        assert code == 2
+        assert message in err
+        assert err.count("\n") == 1
+    with pytest.raises(ValueError, match="no run was given"):
+        fpfl.write_report([], tmp_path / "a.html")
+
+
+def test_without_plotly_the_extra_is_named(command, runs, tmp_path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    code, _, err = command(runs["full"], "-o", tmp_path / "a.html")
+    assert code == 2
+    assert "pip install 'fpfl[report]'" in err
+    assert not (tmp_path / "a.html").exists()
+
+
+def demo_runs(*_: object) -> list[demo.DemoRun]:
+    """Two short trainings in the place of the demo's three."""
+    found = []
+    for name, constraint in (("FL", None), ("FPFL", demo.PARITY)):
+        run = train(None, constraint=constraint, privacy=None, rounds=2)
+        test = fpfl.evaluate_model(run.model, PEOPLE, constraint=demo.PARITY, bootstrap=50)
+        curves = {"sex=Female": [(1, 0.5)], "sex=Male": [(1, 0.4)]}
+        found.append(demo.DemoRun(name, "a short one", run, test, curves))
+    return found
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_demo_names_its_report_or_the_extra(
+    there: bool, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    if there:
+        pytest.importorskip("plotly", reason="plotly is not installed")
+    else:
+        monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    monkeypatch.setattr(demo, "run_demo", demo_runs)
+    monkeypatch.setattr(sys, "argv", ["fpfl", "demo", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    page = tmp_path / "report.html"
+    assert page.exists() == there
+    if there:
+        assert last == f"Report: {page}"
+    else:
+        assert "pip install 'fpfl[report]'" in last
+    records = [read_run(path) for path in (tmp_path / "fl", tmp_path / "fpfl")]
+    (comparison,), silent = compare(records)
+    assert silent == []
+    assert comparison.what == "FNR parity"
+    content = json.loads((tmp_path / "fl" / "evaluation-test.json").read_text())
+    assert content["mark"].startswith("simulation only")
