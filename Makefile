@@ -11,7 +11,7 @@ EXTRAS_dev := [all]
 EXTRAS_docs := [docs]
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint fuzz kill federation-test bench docs clean venv
+.PHONY: help demo test lint fuzz kill federation-test bench gallery docs clean venv
 # Two pips at work in one environment get in each other's way.
 .NOTPARALLEL:
 
@@ -49,13 +49,11 @@ bench: $(VENV)/.stamp-base ## measure speed (peers from a registry; or ARGS=--wi
 	$(BIN)/python -m benchmarks.parts
 	$(BIN)/python -m benchmarks.journal
 
-ifneq ($(wildcard mkdocs.yml),)
+gallery: $(VENV)/.stamp-base ## run the gallery's scripts and write its pages
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/gallery.py
+
 docs: $(VENV)/.stamp-docs ## build the pages into site/
 	$(BIN)/mkdocs build --strict
-else
-docs:
-	@echo "No mkdocs.yml yet: the pages are plain Markdown, read them under docs/."
-endif
 
 clean: ## remove caches and build outputs (.venv, out/ and runs/ stay)
 	rm -rf build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis

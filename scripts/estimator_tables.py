@@ -82,7 +82,7 @@ def _grouped(rows: list[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str,
     constraints = list(dict.fromkeys(row["constraint"] for row in fair))
     whos = sorted({row["who"] for row in fair}, key=lambda who: (who != OURS, who))
     for constraint in constraints:
-        for who in whos:
+        for who in whos:  # boosted trees: one seed, for information
             mine = [row for row in fair if (row["constraint"], row["who"]) == (constraint, who)]
             if mine:
                 grouped[constraint, who] = mine
@@ -96,9 +96,10 @@ def _named(who: str) -> str:
 def _source(found: dict[str, Any]) -> str:
     about = found["about"]
     return (
-        f"`{about['command']}`, {about['date']}, {about['hardware']}, {about['seeds']} seeds, "
-        f"{about['wall_seconds']:.0f} s; fairlearn {about['fairlearn']}, scikit-learn "
-        f"{about['scikit-learn']}, torch {about['torch']}, one thread each."
+        f"`{about['command']}`, {about['date']}, {about['hardware']}, seeds: {about['seeds']}, "
+        f"{about['wall_seconds']:.0f} s, load average {about['load']}; fairlearn "
+        f"{about['fairlearn']}, scikit-learn {about['scikit-learn']}, torch "
+        f"{about['torch']}, one thread each."
     )
 
 
