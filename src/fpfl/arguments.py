@@ -307,14 +307,17 @@ def public_normaliser(
     return float(normaliser)
 
 
-def drowned_notes(history: Sequence[Row], third_party: Noisy, layout: Layout) -> tuple[str, ...]:
+def drowned_notes(
+    history: Sequence[Row], third_party: Noisy, layout: Layout, selection: Rule = "best"
+) -> tuple[str, ...]:
     """Name the constraints whose counts are small against their own noise."""
     if third_party.plan is None or not history:
         return ()
     notes = []
     accuracies = [row["accuracy"] for row in history]
     unlikely = [a for a in accuracies if a is None or not 0.0 <= a <= 1.0]
-    if len(unlikely) > 0.05 * len(accuracies):
+    # Only where a round is chosen by it does it matter that the accuracy is mostly noise.
+    if selection == "best" and len(unlikely) > 0.05 * len(accuracies):
         notes.append(
             f"the noise drowns the released accuracy: {len(unlikely)} of {len(accuracies)} rounds "
             "gave none or one outside [0, 1], so the best round is a lucky one. Use "
@@ -322,7 +325,9 @@ def drowned_notes(history: Sequence[Row], third_party: Noisy, layout: Layout) ->
         )
     if not layout.rates:
         return tuple(notes)
-    stddev = float(third_party.noise_stddev[layout.slices["F"].start])
+    stddev = count_noise(third_party, layout)
+    apart = layout.basis == "split"
+    stddev *= 2.0**0.5 if apart else 1.0  # n' is the sum of two noisy numbers there
     drowned = []
     for rate in layout.rates:
         means = {
@@ -334,8 +339,9 @@ def drowned_notes(history: Sequence[Row], third_party: Noisy, layout: Layout) ->
     if drowned:
         notes.append(
             f"the noise drowns the signal of {'; '.join(drowned)}: a cohort counts fewer samples "
-            f"there than twice the noise of {stddev:.1f}. Take larger cohorts, give counts a block "
-            "of their own (Clipping(counts=...)), or merge groups"
+            f"there than twice the noise of {stddev:.1f}. Take larger cohorts, "
+            f"{'' if apart else 'give counts a block of their own (Clipping(counts=...)), '}"
+            "or merge groups"
         )
     return tuple(notes)
 

@@ -19,8 +19,23 @@ from fpfl import __version__, cli_data, cli_export, cli_federation, cli_plan, cl
 from fpfl import cli_runs as runs
 from fpfl.privacy.rules import BudgetExhaustedError
 
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(__version__)
+        raise typer.Exit
+
+
+def _top(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="The version.")
+    ] = False,
+) -> None:
+    """Group-fair, differentially private federated learning."""
+
+
 app = typer.Typer(
-    help="Group-fair, differentially private federated learning.",
+    callback=_top,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
