@@ -23,6 +23,7 @@ sys.path.insert(0, str(ROOT / "src"))
 
 import fpfl  # noqa: E402
 from fpfl.experiments.runner import about_this_run  # noqa: E402
+from fpfl.folder import model_digest  # noqa: E402
 from fpfl.report.evaluated import SIMULATION_ONLY  # noqa: E402
 from fpfl.thirdparty.noise import SeededNoise  # noqa: E402
 
@@ -140,7 +141,7 @@ def save(folder: Path, kind: str, content: dict[str, Any]) -> None:
     """Write an evaluation beside its run, as ``fpfl train`` and ``fpfl evaluate`` do."""
     if kind != "private":
         content |= {"on": f"{kind} set", "mark": f"{SIMULATION_ONLY}: measured without noise"}
-    text = json.dumps(content, indent=1) + "\n"
+    text = json.dumps(content | {"model": model_digest(folder)}, indent=1) + "\n"
     (folder / f"evaluation-{kind}.json").write_text(text, encoding="utf-8")
 
 

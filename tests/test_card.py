@@ -64,7 +64,7 @@ def rows(text: str) -> list[list[str]]:
 
 def shown(value: float | None, low: float | None, high: float | None, sign: str = "") -> str:
     def one(number: float) -> str:
-        return f"{number:{sign}.3f}".replace("-", "−" if sign else "-")
+        return f"{number:{sign}.3f}".replace("-", "−")
 
     ends = "" if low is None else f" [{one(low)}, {one(high)}]"
     return ("–" if value is None else one(value)) + ends
@@ -164,7 +164,17 @@ def test_a_run_in_memory_has_the_same_card(kept) -> None:
     assert facts["verdict_on"] == "test set (simulation only)"
     released = json.loads((folder / "evaluation-private.json").read_text(encoding="utf-8"))
     assert run_facts(folder)["verdict_in_words"] == released["verdict_in_words"]
-    assert "released under its own ε" in run_facts(folder)["verdict_on"]
+    cost = f"released, ε = {round_up(released['epsilon'])}"
+    assert run_facts(folder)["verdict_on"] == f"held-out users, released with noise ({cost})"
+
+
+def test_the_card_says_which_class_is_which(kept) -> None:
+    folder, run = kept
+    schema = dataclasses.replace(make_population(users=60).schema, class_names=("no", "ye|s"))
+    card = model_card(run, schema=schema)
+    assert "| classes | 0 = no; 1 = ye\\|s, the positive one |" in section(card, "Data")
+    assert "for 2 classes (0 = no; 1 = ye\\|s, the positive one)" in section(card, "What it is")
+    assert dict(rows(section(model_card(folder), "Data")))["classes"] == "2"  # nobody said
 
 
 def test_missing_pieces_are_said(tmp_path: Path) -> None:

@@ -311,14 +311,25 @@ def test_settings_that_do_not_go_together(tmp_path: Path, changes, message: str)
 
 
 DOCS = (Path(__file__).parents[1] / "docs" / "config.md").read_text(encoding="utf-8")
+OWN_DATA = (Path(__file__).parents[1] / "docs/howto/own-data.md").read_text(encoding="utf-8")
 WHOLE = [t for t in re.findall(r"```toml\n(.*?)```", DOCS, re.S) if "[training]" in t]
 
 
 @pytest.mark.parametrize("number", range(len(WHOLE)))
 @pytest.mark.filterwarnings("ignore::fpfl.FpflWarning")
 def test_the_configs_of_the_documentation_train(tmp_path: Path, number: int) -> None:
-    """Two rounds of each."""
+    """Two rounds of each, on the documented table where one is named."""
     assert len(WHOLE) >= 2
+    schema = re.findall(r"```toml\n(.*?)```", OWN_DATA, re.S)[0]
+    (tmp_path / "people.schema.toml").write_text(schema, encoding="utf-8")
+    jobs, rows = ("clerk", "cook", "pilot"), range(1500)
+    cells = [
+        f"{i % 500},{('no', 'yes')[i % 2]},{('Female', 'Male')[i // 2 % 2]},"
+        f"{('north', 'south')[i // 4 % 2]},{20 + i % 60},{i % 50},{jobs[i % 3]}"
+        for i in rows
+    ]
+    table = "\n".join(["id,hired,sex,region,age,hours,job", *cells])
+    (tmp_path / "people.csv").write_text(table, encoding="utf-8")
     path = tmp_path / "documented.toml"
     path.write_text(WHOLE[number], encoding="utf-8")
     config = load_config(path)

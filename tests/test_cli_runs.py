@@ -14,6 +14,10 @@ import pytest
 from conftest import make_population
 
 from fpfl import cli
+from fpfl.privacy.filter import Mechanism
+from fpfl.privacy.ledger import RunLedger
+from fpfl.privacy.rules import BudgetExhaustedError
+from fpfl.report.reading import read_run
 from fpfl.suggesting import ROUNDS, suggest
 
 pytestmark = pytest.mark.filterwarnings("ignore::fpfl.FpflWarning")
@@ -90,9 +94,47 @@ def test_a_run_from_its_budget_to_its_evaluation(fpfl, tmp_path: Path) -> None:
     code, _, err = fpfl("evaluate", run, "--epsilon", 1, "--bound", 1)
     assert code == 2
     assert "evaluated privately already" in err
+
+    # Another model: nothing of the one before is told of it, and it may be judged itself.
+    assert read_run(run).evaluations.keys() == {"private", "test"}
+    code, _, err = fpfl("resume", run, "--rounds", 7)
+    assert code == 0, err
+    record = read_run(run)
+    assert record.evaluations.keys() == {"test"}
+    assert any("evaluation-private.json" in note for note in record.notes)
+    code, out, err = fpfl("evaluate", run, "--epsilon", 1, "--bound", 1)
+    assert code == 0, err
+    both = f"they cost ε = 2.000 at δ = {2 * saved['delta']:g} together"
+    assert "evaluation number 2 of this run" in out
+    assert both in out
+    record = read_run(run)
+    assert record.evaluations.keys() == {"private", "test"}
+    assert both in record.evaluations["private"].statement[-1]
+    code, _, err = fpfl("evaluate", run, "--epsilon", 1, "--bound", 1)
+    assert code == 2
+    assert "evaluated privately already" in err
     code, _, err = fpfl("withdraw", run, 16280)
     assert code == 2
     assert "indices run from 0 to 16279" in err
+
+
+def test_one_model_is_judged_once_however_often_its_run_ends(tmp_path: Path) -> None:
+    asked = Mechanism("all", 100, 100, 1.0, "zero-out"), 1.0, 1e-5
+    with RunLedger.create(
+        tmp_path / "ledger.jsonl", run="a", terms=None, simulation=False
+    ) as ledger:
+        ledger.finish(4, None)
+        ledger.evaluation(*asked, "one")
+        with pytest.raises(BudgetExhaustedError, match="privately already"):
+            ledger.evaluation(*asked, "two")  # not resumed: the file was changed
+        ledger.finish(4, None)
+        with pytest.raises(BudgetExhaustedError, match="the same model since"):
+            ledger.evaluation(*asked, "one")
+        ledger.evaluation(*asked, "two")
+    with RunLedger.of_finished(tmp_path / "ledger.jsonl") as ledger:
+        assert [record["model"] for record in ledger.evaluations] == ["one", "two"]
+        with pytest.raises(BudgetExhaustedError):
+            ledger.evaluation(*asked, "two")
 
 
 def test_a_config_of_a_newer_version_is_refused(fpfl, tmp_path: Path) -> None:

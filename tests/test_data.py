@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
 from conftest import RACE, SEX, make_population
 
 from fpfl import Attribute, FederatedDataset, Schema, load_adult, scale_by_ranges
+from fpfl.data.table_schema import Label, NumberColumn, TableSchema
 from fpfl.models import DEEP, SHALLOW, mlp
 
 SCHEMA = Schema((2,), attributes=(SEX,))
@@ -131,6 +134,13 @@ def test_bad_samples_are_refused(changes, message) -> None:
         (lambda: Schema((2,), attributes=(SEX, SEX)), "name twice"),
         (lambda: Schema((2,), feature_names=("a",)), "1 feature names"),
         (lambda: Schema((2,), population=0), "at least 1"),
+        (lambda: Schema((2,), class_names=("no",)), "a name for each class"),
+        (lambda: Schema((2,), class_names=("no", "no")), "each once"),
+        (lambda: Schema((2,), class_names="no"), "a text for each class"),
+        (
+            lambda: Schema((2,), classes=None, label_range=(0, 1), class_names=("a", "b")),
+            "classes = None",
+        ),
         (lambda: Attribute("x", ("a",)), "at least two"),
         (lambda: mlp(3, (0,)), "at least 1"),
         (lambda: make_population().partition(mean=0), "positive"),
@@ -166,3 +176,18 @@ def test_scaling_by_declared_ranges() -> None:
         scale_by_ranges([[0.0]], [(0, 1), (0, 1)])
     with pytest.raises(ValueError, match="low < high"):
         scale_by_ranges([[0.0]], [(1, 1)])
+
+
+def test_class_names_say_which_class_is_which() -> None:
+    named, other = (Schema((2,), class_names=names) for names in (("no", "yes"), ("yes", "no")))
+    bare = Schema((2,))
+    assert "class_names" not in bare.as_dict()  # as in files that were written before
+    for schema in (named, bare):
+        assert Schema.from_dict(json.loads(json.dumps(schema.as_dict()))) == schema
+    assert named.difference(bare) is None
+    assert bare.difference(named) is None
+    assert "class_names" in str(named.difference(other))
+    table = TableSchema(Label("y", classes=("no", "yes")), (NumberColumn("x", (0, 1)),))
+    assert table.schema().class_names == ("no", "yes")
+    assert load_adult("test").schema.class_names == ("<=50K", ">50K")
+    assert load_adult("test", label="hours-per-week").schema.class_names is None

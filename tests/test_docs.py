@@ -2,8 +2,8 @@
 
 Every block of README and docs is held to what it is: ``python`` runs by itself in an empty folder,
 ``toml`` is read as a config or as a schema, each line of ``sh`` is parsed by the command line
-itself, and the whole path of docs/start.md is walked, command after command. A block without a
-language, or of ``text``, is no code.
+itself, and docs/start.md and docs/howto/own-data.md are walked from top to bottom, block after
+block in one folder. A block without a language, or of ``text``, is no code.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import textwrap
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -29,6 +29,7 @@ import fpfl
 
 ROOT = Path(__file__).parents[1]
 START = ROOT / "docs" / "start.md"
+OWN_DATA = ROOT / "docs" / "howto" / "own-data.md"
 GALLERY = ROOT / "docs" / "gallery"  # whole scripts, which tests/test_gallery.py runs
 PAGES = [
     ROOT / "README.md",
@@ -82,7 +83,7 @@ def test_blocks_are_of_a_known_language() -> None:
     assert not unknown, "no test knows what to do with these blocks"
 
 
-@pytest.mark.parametrize("block", those("python", but=(START, GALLERY)))
+@pytest.mark.parametrize("block", those("python", but=(START, OWN_DATA, GALLERY)))
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_examples_run(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -233,39 +234,77 @@ def test_inline_commands_exist() -> None:
 # --- the newcomer's path ----------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_the_ten_minute_start_leads_to_its_end(
+Walk = Callable[[Path], list[str]]
+
+
+@pytest.fixture
+def walk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """All of docs/start.md, in order, in one empty folder; but for installing and the demo."""
+) -> Walk:
+    """All of a page, in order, in one empty folder, but for installing and the demo.
+
+    Returns which of our commands were run. A toml block begins with its file's name.
+    """
     from fpfl.cli import main
+
+    def run(line: str, words: list[str]) -> None:
+        monkeypatch.setattr(sys, "argv", words)
+        try:
+            code = main()
+        except SystemExit as end:
+            code = end.code  # type: ignore[assignment]
+        said = capsys.readouterr()
+        assert not code, f"{line}\n{said.out}\n{said.err}"
+
+    def walked(page: Path) -> list[str]:
+        monkeypatch.chdir(tmp_path)
+        done = []
+        for block in blocks(page):
+            if block.language == "toml":
+                name = block.code.splitlines()[0].removeprefix("#").strip()
+                (tmp_path / name).write_text(block.code, encoding="utf-8")
+            if block.language == "python":
+                exec(compile(block.code, page.name, "exec"), {"__name__": "example"})
+            for line in lines_of(block) if block.language == "sh" else []:
+                for words in commands_in(line):
+                    if words[0] == OURS and words[1] != "demo":
+                        run(line, words)
+                        done.append(words[1])
+        return done
+
+    return walked
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_ten_minute_start_leads_to_its_end(walk: Walk, tmp_path: Path) -> None:
+    """Its two runs are compared like with like: by the same gap, on the same held-out people."""
+    from fpfl.report.comparing import compare
+    from fpfl.report.reading import read_run
 
     for package in ("plotly", "onnx", "onnxscript"):
         pytest.importorskip(package, reason="the path needs the extras report and export")
-    monkeypatch.chdir(tmp_path)
-    walked = []
-    for block in blocks(START):
-        if block.language == "toml":  # its first line is a comment with the file's name
-            name = block.code.splitlines()[0].removeprefix("#").strip()
-            (tmp_path / name).write_text(block.code, encoding="utf-8")
-        if block.language == "python":
-            exec(compile(block.code, START.name, "exec"), {"__name__": "example"})
-        if block.language != "sh":
-            continue
-        for line in lines_of(block):
-            for words in commands_in(line):
-                if words[0] != OURS or words[1] == "demo":
-                    continue
-                monkeypatch.setattr(sys, "argv", words)
-                try:
-                    code = main()
-                except SystemExit as end:
-                    code = end.code  # type: ignore[assignment]
-                said = capsys.readouterr()
-                assert not code, f"{line}\n{said.out}\n{said.err}"
-                walked.append(words[1])
-    assert {"data", "train", "report", "export"} <= set(walked)
-    assert list(tmp_path.glob("*.html")), "the path ends with a report"
+    assert {"data", "train", "report", "export"} <= set(walk(START))
+    (report,) = tmp_path.glob("*.html")
+    assert list((tmp_path / "exported").glob("*.onnx")), "the path ends with a model"
+    runs = [read_run(tmp_path / name) for name in ("plain", "fair")]
+    plain, fair = (run.evaluations["test"] for run in runs)
+    assert (plain.users, plain.samples) == (fair.users, fair.samples), "held out alike"
+    found, left_out = compare(runs)
+    assert not left_out
+    (tested,) = [comparison for comparison in found if comparison.source == "test"]
+    assert [entry.index for entry in tested.entries] == [0, 1]
+    assert tested.measures == fair.gaps["constraint"].measures == plain.gaps["fnr"].measures
+    assert [entry.gap for entry in tested.entries] == [
+        plain.gaps["fnr"].value,
+        fair.gaps["constraint"].value,
+    ]
+    assert "Not compared" not in report.read_text(encoding="utf-8")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_page_on_own_data_can_be_followed(walk: Walk, tmp_path: Path) -> None:
+    assert walk(OWN_DATA) == ["data", "train"]
+    assert (tmp_path / "out" / "people" / "evaluation-test.json").exists()
 
 
 # --- figures, links, the site -----------------------------------------------------------------

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ import fpfl
 from fpfl import cli
 from fpfl.data.scaling import scale_by_ranges
 from fpfl.exporting import export_onnx, export_torch
-from fpfl.exporting.writing import _onnx_answers
+from fpfl.exporting.writing import _onnx_answers, metadata
 from fpfl.models import cnn
 from fpfl.users import task
 
@@ -163,6 +165,28 @@ def test_files_say_what_they_are(raw: Path) -> None:
         ("scores", ["batch", 2]),
         ("predictions", ["batch"]),
     ]
+
+
+def test_what_is_not_a_number_has_no_class(raw: Path) -> None:
+    """NaN compares as false, which must not make it the first class."""
+    x = inputs(TABLE, None, 2)
+    x[0, 1] = math.nan
+    by_onnx = onnx_session(raw / "model.onnx").run(None, {"features": x.numpy()})
+    by_torch = torch.export.load(raw / "model.pt2").module()(x)
+    for scores, predictions in (by_onnx, [each.detach().numpy() for each in by_torch]):
+        assert np.isnan(scores[0]).all()
+        assert predictions[0] == -1
+        assert predictions[1] in (0, 1)
+
+
+def test_a_file_says_which_class_is_which() -> None:
+    named = replace(TABLE, class_names=("no", "yes"))
+    told = metadata(named, None, None, None)
+    assert (told["class_names"], told["positive"]) == (("no", "yes"), "yes")
+    assert told["schema"]["class_names"] == ("no", "yes")
+    three = metadata(replace(CLASSES, class_names=("a", "b", "c")), None, None, None)
+    assert (three["class_names"], three["positive"]) == (("a", "b", "c"), None)
+    assert metadata(NUMBER, None, None, None)["class_names"] is None
 
 
 def test_without_onnxruntime_onnx_itself_runs_the_file(

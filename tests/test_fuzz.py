@@ -40,7 +40,7 @@ from fpfl.privacy.ledger import RunLedger
 from fpfl.privacy.population import PopulationLedger
 from fpfl.privacy.rules import BudgetExhaustedError
 from fpfl.privacy.settings import Clipping
-from fpfl.report.progress import released as shown
+from fpfl.report.released import accuracy_words, averaged_words, gap_words
 from fpfl.server.journal import read_past
 from fpfl.server.round import describe
 from fpfl.server.selection import Selection
@@ -856,7 +856,8 @@ def test_any_totals_go_through_the_server(
             assert bool((state.multipliers >= 0).all()), "a multiplier is negative or no number"
         row = describe(t, totals, state, layout, 0.02)
         json.dumps(row, allow_nan=False)
-        shown(row)
+        for shown in (accuracy_words, gap_words, averaged_words):
+            shown(row)
         after = w - 0.1 * direction
         after = after if bool(after.isfinite().all()) else w
         selection = selection.observe(t, w, totals, after)

@@ -34,6 +34,7 @@ ALLOWED = {
         "store", "users",
     },
     "fingerprint": {"data"},
+    "interrupting": {"server"},
     "folder": {"privacy", "store"},
     "begun": {"data", "fairness", "fingerprint", "folder", "privacy"},
     "conducting": {
@@ -74,11 +75,11 @@ ALLOWED = {
         "training", "users",
     },
     "experiments": {
-        "arguments", "data", "fairness", "methods", "models", "privacy", "report", "run", "server",
-        "store", "suggesting", "training", "users",
+        "arguments", "data", "fairness", "folder", "methods", "models", "privacy", "report", "run",
+        "server", "store", "suggesting", "training", "users",
     },
     "config_sections": {"data", "methods", "models", "privacy", "server", "suggesting", "users"},
-    "config_data": {"config_sections", "data", "fairness", "server"},
+    "config_data": {"config_sections", "data", "fairness", "fingerprint", "folder", "server"},
     "config": {
         "config_data", "config_sections", "data", "fairness", "folder", "methods", "models",
         "privacy", "run", "server", "suggesting", "training", "users",

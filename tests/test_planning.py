@@ -228,6 +228,7 @@ def test_where_nothing_will_do_it_says_what_would_help() -> None:
     assert by_name["merging the two smallest groups of an attribute"] == pytest.approx(expected)
     words = "\n".join(found.lines())
     assert "no cohort will do" in words
+    assert words.startswith("Least bad is m = ")
     assert "What would help" in words
 
 
@@ -291,6 +292,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 
 PUBLIC = ("--population", 5000, "--parameters", 1000, "--epsilon", 1, "--base-rate", 0.3)
+SIZES = (*PUBLIC, "--group-sizes", "5,5")
 
 
 def test_the_command_prints_what_python_returns(command) -> None:
@@ -308,6 +310,8 @@ def test_the_command_prints_what_python_returns(command) -> None:
     assert starred[0][0] == f"*{found.chosen.cohort:,}"
     assert starred[0][8] == f"{found.chosen.worst.run:.4f}"
     assert all(line in out for line in found.lines())
+    assert "no cohort will do" in out
+    assert lines[0].endswith("(*: least bad)")
 
 
 def test_the_page_shows_what_the_command_prints(command) -> None:
@@ -343,6 +347,32 @@ def test_groups_come_as_shares_sizes_or_from_a_schema(command, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
+    ("classes", "outputs"), [("classes = ['n', 'y']", 1), ("classes = ['a', 'b', 'c']", 3),
+                             ("range = [0, 1]", 1)]
+)  # fmt: skip
+def test_a_schema_says_how_large_the_network_is(
+    command, tmp_path: Path, classes: str, outputs: int
+) -> None:
+    """As large as the network that ``fpfl train --data`` makes for it."""
+    schema = tmp_path / "people.toml"
+    schema.write_text(
+        f"population = 5000\n[label]\ncolumn = 'y'\n{classes}\n[attributes]\nsex = ['F', 'M']\n"
+        "[features]\nage = [0, 120]\njob = ['cook', 'pilot']\n",
+        encoding="utf-8",
+    )
+    words = ("--schema", schema, "--epsilon", 1, "--constraint", "accuracy_parity", "--json")
+    for more, hidden in ((), (10,)), (("--hidden", "16,8"), (16, 8)):
+        code, out, err = command(*words, *more)
+        assert code == 0, err
+        network = fpfl.mlp(1 + 3, hidden, outputs)  # age; cook, pilot and any other
+        size = sum(w.numel() for w in network.parameters())
+        assert json.loads(out)["question"]["parameters"] == size
+    code, out, err = command(*words, "--parameters", 7)
+    assert code == 0, err
+    assert json.loads(out)["question"]["parameters"] == 7
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         ((*PUBLIC, "--groups", "sex"), "expected an attribute and its values' shares"),
@@ -351,8 +381,16 @@ def test_groups_come_as_shares_sizes_or_from_a_schema(command, tmp_path: Path) -
         ((*PUBLIC, "--group-sizes", "5,-1"), "positive numbers"),
         (PUBLIC, "the groups are not known"),
         ((*PUBLIC[2:], "--group-sizes", "5,5"), "give --population"),
-        ((*PUBLIC, "--group-sizes", "5,5", "--cohort", 6000), "cohort is 6000"),
-        ((*PUBLIC, "--group-sizes", "5,5", "--samples-per-user", 0), "samples_per_user is 0"),
+        ((*PUBLIC, "--group-sizes", "5,5", "--cohort", 6000), "--cohort is 6000"),
+        ((*SIZES, "--samples-per-user", 0), "--samples-per-user is 0"),
+        ((*SIZES, "--rate", 2), "error: --rate is 2"),
+        ((*SIZES, "--base-rate", 2), "error: --base-rate is 2"),
+        ((*SIZES, "--delta", 2), "--delta must"),
+        ((*SIZES, "--population", 1), "--population is 1 and --parameters 1000"),
+        ((*SIZES, "--constraint", "none"), "--constraint is 'none'"),
+        ((*SIZES, "--hidden", "5"), "--parameters and --hidden"),
+        ((*PUBLIC[:-2], "--group-sizes", "5,5"), "give --base-rate"),
+        ((*PUBLIC[:2], *PUBLIC[4:], "--group-sizes", "5,5"), "sum(w.numel()"),
     ],
 )
 def test_bad_words_end_with_one_line(command, words: tuple, message: str) -> None:

@@ -21,12 +21,15 @@ from hypothesis import strategies as st
 import fpfl
 from fpfl import Attribute, cli
 from fpfl.experiments import demo
+from fpfl.folder import model_digest
 from fpfl.privacy.aggregation import Aggregation
 from fpfl.privacy.plan import PrivacyPlan
 from fpfl.privacy.rules import Block
 from fpfl.report import series
 from fpfl.report.charts import span_of, thinned
 from fpfl.report.comparing import best_tradeoffs, compare, told_apart
+from fpfl.report.described import run_facts
+from fpfl.report.evaluated import Figure, read_evaluation
 from fpfl.report.page import in_script, report_html
 from fpfl.report.reading import NO_PRIVACY, RunRecord, read_run
 from fpfl.report.runcharts import charts
@@ -63,7 +66,8 @@ def evaluate(run: fpfl.Run, folder: Path, constraint: fpfl.Constraint | None = N
     found = fpfl.evaluate_model(
         run.model, PEOPLE, constraint=constraint or run.constraint, bootstrap=100
     )
-    (folder / "evaluation-test.json").write_text(json.dumps(found.as_dict() | MARK))
+    content = found.as_dict() | MARK | {"model": model_digest(folder)}
+    (folder / "evaluation-test.json").write_text(json.dumps(content))
 
 
 def make_runs(folder: Path) -> dict[str, Path]:
@@ -75,7 +79,8 @@ def make_runs(folder: Path) -> dict[str, Path]:
     released = fpfl.evaluate_privately(
         full.model, PEOPLE, constraint=constraint, epsilon=4.0, bound=3.0, noise=SeededNoise(0)
     )
-    (folder / "full" / "evaluation-private.json").write_text(json.dumps(released.as_dict()))
+    content = released.as_dict() | {"model": model_digest(folder / "full")}
+    (folder / "full" / "evaluation-private.json").write_text(json.dumps(content))
     full.save(folder / "saved")
     plain = train(None, constraint=None, privacy=None)
     plain.save(folder / "plain")
@@ -154,6 +159,32 @@ def test_a_finished_run_is_read_as_it_was_written(name: str, runs: dict[str, Pat
     assert set(record.evaluations) == ({"test", "private"} if name == "full" else set())
 
 
+def test_an_evaluation_of_another_model_is_left_out(copied: Path) -> None:
+    assert set(read_run(copied).evaluations) == {"private", "test"}
+    change(copied / "evaluation-private.json", "model", value="0" * 64)
+    record = read_run(copied)
+    assert set(record.evaluations) == {"test"}
+    (note,) = record.notes
+    assert "evaluation-private.json" in note
+    assert "another model than the run has now" in note
+    page = page_of(copied)
+    assert "Held-out users, released with noise" not in page
+    assert note in "".join(Elements(page).words)
+
+
+@pytest.mark.parametrize("lacking", ["key", "model"])
+def test_an_evaluation_of_nobody_knows_which_model_is_noted(lacking: str, copied: Path) -> None:
+    if lacking == "key":
+        change(copied / "evaluation-test.json", "model", value=None)
+    else:
+        (copied / "model.safetensors").unlink()
+    record = read_run(copied)
+    assert set(record.evaluations) == {"private", "test"}
+    (note,) = record.notes
+    assert "not known which model" in note
+    assert ("private" in note) == (lacking == "model")
+
+
 def test_a_run_that_was_cut_off_promises_what_it_would_have_promised(
     runs: dict[str, Path],
 ) -> None:
@@ -218,6 +249,12 @@ def test_damage_is_named_with_its_file(copied: Path, file: str, keys: list, valu
     read_run(copied)
     change(copied / file, *keys, value=value)
     with pytest.raises(ValueError, match=rf"(?s){file} .*put an intact copy in its place"):
+        read_run(copied)
+
+
+def test_an_environment_of_another_kind_is_named(copied: Path) -> None:
+    (copied / "environment.json").write_text('{"packages": true}')
+    with pytest.raises(ValueError, match=r"environment\.json .*packages.*intact copy"):
         read_run(copied)
 
 
@@ -462,6 +499,55 @@ def test_the_three_directions() -> None:
     assert best_tradeoffs([(0.9, 0.2, math.inf), (0.8, 0.1, 1.0)]) == [True, True]
 
 
+def test_the_noise_that_was_found_for_an_epsilon_decides_no_star(record: RunRecord) -> None:
+    """Two runs of the same ε end a little below it; the worse one is no best trade-off."""
+    test = record.evaluations["test"]
+
+    def run(name: str, epsilon: float, accuracy: float) -> RunRecord:
+        privacy = dict(record.privacy or {}) | {"epsilon_honest": epsilon}
+        judged = {"test": replace(test, score=replace(test.score, value=accuracy))}
+        return replace(record, folder=Path(name), privacy=privacy, evaluations=judged)
+
+    close = [run("better", 1.9998994, 0.8), run("worse", 1.9998982, 0.7)]
+    ((pair,), _), ((other,), _) = compare(close), compare([close[0], run("less", 1.9, 0.7)])
+    assert [entry.best for entry in pair.entries] == [True, False]
+    assert [entry.best for entry in other.entries] == [True, True]
+
+
+def test_more_is_better_of_what_regressions_release(record: RunRecord) -> None:
+    """1 − squared error, as a round releases it; an error that was measured is the other way."""
+
+    def run(name: str, score: float) -> RunRecord:
+        rows = [row | {"accuracy": score} for row in record.history]
+        schema = {"classes": None, "label_range": [0, 1]}
+        return replace(
+            record, folder=Path(name), history=rows, schema=schema, evaluations={}, notes=()
+        )
+
+    (released,), _ = compare([run("good", 0.95), run("bad", 0.55)])
+    assert (released.source, released.score_name) == ("released", "1 − squared error")
+    assert not released.lower
+    assert [entry.best for entry in released.entries] == [True, False]
+
+    test = replace(record.evaluations["test"], score_name="absolute error", lower=True)
+    errors = [
+        replace(record, folder=Path(str(e)), evaluations={"test": replace(test, score=Figure(e))})
+        for e in (0.3, 0.1)
+    ]
+    (measured,), _ = compare(errors)
+    assert [entry.best for entry in measured.entries] == [False, True]
+
+
+def test_an_error_that_is_read_is_better_when_it_is_less(copied: Path) -> None:
+    content = json.loads((copied / "evaluation-test.json").read_text())
+    content |= {"accuracy": None, "error": 3.0, "error_interval": [2.0, 4.0]}
+    assert read_evaluation(copied, "test", content).lower
+    private = json.loads((copied / "evaluation-private.json").read_text())
+    assert not read_evaluation(copied, "private", private).lower
+    private["rates"]["absolute error"] = private["rates"][private["score"]]
+    assert read_evaluation(copied, "private", private | {"score": "absolute error"}).lower
+
+
 NAMES = st.lists(st.sampled_from("abc"), min_size=1, max_size=4)
 
 
@@ -483,6 +569,7 @@ def test_like_is_compared_with_like(runs: dict[str, Path], copied: Path) -> None
     (both,), silent = compare([full, plain])
     assert silent == []
     assert both.source == "test"
+    assert not both.lower
     assert [e.epsilon for e in both.entries] == [full.epsilon, math.inf]
     assert both.entries[0].gap == full.evaluations["test"].gaps["constraint"].value
 
@@ -524,7 +611,27 @@ def test_a_run_without_the_constraint_is_compared_by_the_same_gap(tmp_path: Path
     assert other.verdict == "not judged"
 
 
+def test_a_comparison_says_what_was_compared(runs: dict[str, Path]) -> None:
+    words = "".join(Elements(page_of(runs["full"], runs["plain"])).words)
+    test = read_run(runs["full"]).evaluations["test"]
+    people = f"{test.users:,} users with {test.samples:,} samples"
+    assert f"2 runs, each measured on {people}. The gap is the largest" in words
+    assert "difference to the whole in FNR and FPR of 6 groups (sex=Female & race=A, " in words
+
+
 # The page
+
+
+def test_the_tiles_say_that_released_noise_was_seeded(copied: Path) -> None:
+    def tiles() -> str:
+        return page_of(copied).split('<dl class="tiles">')[1].split("</dl>")[0]
+
+    seeded = "released, ε = 4.000, seeded noise: a simulation"
+    assert tiles().count(seeded) == 2  # of the accuracy, and of the gap
+    assert seeded in run_facts(copied)["verdict_on"]
+    change(copied / "evaluation-private.json", "seeded", value=False)
+    assert "seeded" not in tiles()
+    assert "released, ε = 4.000" in tiles()
 
 
 def test_whatever_was_not_released_is_marked(runs: dict[str, Path], copied: Path) -> None:

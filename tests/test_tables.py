@@ -6,6 +6,7 @@ import csv
 import json
 import sys
 import tomllib
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from fpfl.data import (
 from fpfl.data.drafting import draft_schema
 from fpfl.data.table_declared import declared_schema
 from fpfl.estimator_settings import chosen_cohort, chosen_method
+from fpfl.heldout import plan_heldout
 
 pytestmark = pytest.mark.filterwarnings("ignore::fpfl.FpflWarning")
 
@@ -321,6 +323,62 @@ def test_a_parquet_column_of_lists_is_refused(tmp_path: Path) -> None:
         read_table(tmp_path / "t.parquet", schema)
 
 
+@given(
+    head=st.sampled_from(["", f"{HEAD}\n", f"{HEAD}\r\n{LINE}\n", f"{HEAD}\n{LINE}\n{LINE[:-3]}"]),
+    rest=st.binary(max_size=60)
+    | st.text(alphabet=',;"\n\r\0 u1.0-', max_size=60).map(str.encode)
+    | st.lists(st.sampled_from([*GOOD, "-", "nan", "1" * 5000, '"']), min_size=8, max_size=8).map(
+        lambda cells: ",".join(cells).encode()
+    ),
+)
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_any_bytes_are_data_or_a_value_error(head: str, rest: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "people.csv"
+    path.write_bytes(head.encode() + rest)
+    looks = (
+        lambda: len(read_table(path, SCHEMA)),
+        lambda: len(draft_schema(path, label="hired", user="id", groups=["sex"])[0].features),
+    )
+    for look in looks:
+        with suppress(ValueError):  # and no other kind of error
+            assert look() > 0
+
+
+def test_codes_are_the_same_in_every_kind_of_table(tmp_path: Path) -> None:
+    """A column of codes with an empty cell is one of floats in a data frame."""
+    pandas = pytest.importorskip("pandas", reason="needs pandas")
+    pytest.importorskip("pyarrow", reason="needs the extra parquet")
+    (tmp_path / "t.csv").write_text("id,y,code,x\n1,0,1,1\n10,1,2,2\n9,1,,3\n9,0,3,1\n9,1,-9,1\n")
+    frame = pandas.read_csv(tmp_path / "t.csv")
+    frame["id"] = frame["id"].astype(float)
+    assert frame["code"].dtype.kind == "f"
+    frame.to_parquet(tmp_path / "t.parquet")
+    frame.to_csv(tmp_path / "floats.csv", index=False)
+    assert "10.0,1,2.0" in (tmp_path / "floats.csv").read_text()
+    tables = (frame, *(tmp_path / name for name in ("t.csv", "t.parquet", "floats.csv")))
+    wanted = [[1, 0, 0], [0, 0, 0], [0, 0, 1], [0, 0, 0], [0, 1, 0]]  # of users 1, 9, 9, 9, 10
+    for codes in ((1, 2, 3), ("1", "2", "3"), ("1.0", "2.0", "3.0")):
+        schema = TableSchema(
+            Label("y", ("0", "1")),
+            (NumberColumn("x", (0, 4)), CategoryColumn("code", codes)),
+            user="id",
+            missing=("-9",),
+        )
+        for table in tables:
+            found = read_table(table, schema)
+            assert found.sizes().tolist() == [1, 3, 1]
+            assert found.features[:, 1:4].tolist() == wanted
+            assert not found.features[:, 4].any()  # none is "(other)"
+    for table in tables:
+        drafted, _ = draft_schema(table, label="y", user="id")
+        assert drafted.label.classes == (0, 1)
+        assert CategoryColumn("code", (-9, 1, 2, 3)) in drafted.features
+        for other in tables:
+            assert not read_table(other, drafted).features[:, 4].any()
+
+
 # Schemas
 
 TEXT = st.text(min_size=1, max_size=6).map(str.strip).filter(bool)
@@ -376,6 +434,9 @@ age = [16, 96]
         ('classes = ["no", "yes"]', "range = [3, 3]", "expected low < high"),
         ('"yes"]', '"yes"]\nrange = [0, 1]', "give one of the two"),
         ('"yes"]', '"no"]', "each once"),
+        ('["no", "yes"]', "[1, 1.0]", "each once"),
+        ('["no", "yes"]', "[1, nan]", "the values are"),
+        ("[16, 96]", f"[0, 1{'0' * 400}]", "the values are"),
         ('"yes"]', '"yes"]\npositive = "maybe"', "label.positive is 'maybe'"),
         ('"yes"]', '"yes"]\nmissing = "ignore"', "label.missing is 'ignore'"),
         ('["Female", "Male"]', '["Female"]', "'sex' has the values"),
@@ -474,6 +535,17 @@ def test_a_draft_trains_without_privacy_and_is_refused_with_it(fpfl_command, tmp
     assert "On the training population (simulation only" in out
     assert "On the test set (simulation only" in out
     assert f"fpfl report {Path('out/people')} -o report.html" in out
+    # Nor in Python, where the schema goes with the people.
+    schema = replace(read_table_schema(tmp_path / "people.schema.toml"), population=None)
+    drafted, held = read_table("people.csv", schema).split(0.2, seed=0)
+    how = {"cohort": 20, "rounds": 1, "privacy": fpfl.Privacy(noise_multiplier=1, clip=1.0)}
+    with pytest.raises(ValueError, match="was drafted from the data"):
+        fpfl.train(fpfl.mlp(drafted.schema.shape[0]), drafted, **how)
+    drafted.save("drafted")
+    with pytest.raises(ValueError, match="was drafted from the data"):
+        fpfl.train(fpfl.mlp(drafted.schema.shape[0]), FederatedDataset.open("drafted"), **how)
+    with pytest.raises(ValueError, match="was drafted from the data"):
+        plan_heldout(held.schema, population=20, constraint=fpfl.equalized_odds("sex"), epsilon=2)
     # Its users may not be evaluated under ε with what was read from them, either.
     code, _, err = fpfl_command("evaluate", "out/people", "--epsilon", 2)
     assert code == 2
@@ -526,6 +598,104 @@ def test_a_run_from_options_is_resumed_and_evaluated(fpfl_command, table: Path) 
     assert counts[0] == counts[1]  # the same users are held out
 
 
+@pytest.mark.parametrize("user", ["id", None])
+def test_a_table_that_grew_is_not_split_anew(fpfl_command, tmp_path: Path, user) -> None:
+    """Who is held out would be drawn again, and people who were trained on be among them."""
+    rows = people()
+    table = write_csv(tmp_path / "people.csv", rows)
+    schema = replace(SCHEMA, user=user, population=400)
+    (tmp_path / "people.toml").write_text(schema.toml(), encoding="utf-8")
+    words = ("train", "--data", "people.csv", "--groups", "sex", "--epsilon", 4, "--rounds", 2)
+    assert fpfl_command(*words, "--test", 0.2, "--out", "run")[0] == 0
+    write_csv(table, [changed(id="u05"), *rows])
+    for command in (("evaluate", "run", "--epsilon", 2), ("resume", "run", "--rounds", 3)):
+        code, _, err = fpfl_command(*command)
+        assert code == 2
+        assert "people.csv (or its schema, or held_out) is not what run was begun with" in err
+        assert err.count("\n") == 1
+    assert len(json.loads((tmp_path / "run/history.json").read_text())) == 2
+    write_csv(table, rows)
+    code, _, err = fpfl_command("evaluate", "run", "--epsilon", 2)
+    assert code == 0, err
+
+
+def test_a_run_has_no_held_out_users_after_it_was_begun(fpfl_command, table: Path) -> None:
+    config = table.parent / "config.toml"
+    config.write_text(CONFIG, encoding="utf-8")
+    assert fpfl_command("train", config, "--out", "run")[0] == 0
+    config.write_text(CONFIG.replace("[training]", "held_out = 0.2\n[training]"), encoding="utf-8")
+    code, _, err = fpfl_command("resume", "run", "--config", config, "--rounds", 3)
+    assert code == 2
+    assert "is not what run was begun with" in err
+
+
+def test_a_schema_file_is_kept_as_it_was(fpfl_command, table: Path, monkeypatch) -> None:
+    """Who edits it later changes neither the evaluation nor the export of a run."""
+    config, run = table.parent / "config.toml", table.parent / "run"
+    text = CONFIG.replace("[training]", "held_out = 0.2\n[training]")
+    config.write_text(text + '[constraint]\nkind = "equalized_odds"\nby = ["sex"]\n')
+    code, _, err = fpfl_command("train", config, "--out", "run")
+    assert code == 0, err
+    edited = SCHEMA.toml().replace("[16, 96]", "[0, 1000]")
+    assert edited != SCHEMA.toml()
+    (table.parent / "people.toml").write_text(edited, encoding="utf-8")
+    ranges = []
+    monkeypatch.setattr("fpfl.exporting.export_torch", lambda *_, **how: ranges.append(how))
+    assert fpfl_command("export", "run", "--raw", "--format", "torch")[0] == 0
+    assert [how["ranges"][0] for how in ranges] == [(16, 96)]
+    assert (run / "config.toml").read_text() == config.read_text()
+    code, out, err = fpfl_command("evaluate", "run", "--epsilon", 4)
+    assert code == 0, err
+    assert "18 held-out users" in out
+    code, _, err = fpfl_command("resume", "run", "--rounds", 3)
+    assert code == 0, err
+    # A config that is given anew is read as it is now; of other people's features, here.
+    code, _, err = fpfl_command("resume", "run", "--config", config, "--rounds", 4)
+    assert (code, "is not what run was begun with" in err) == (2, True)
+
+
+def test_test_people_are_not_those_trained_on(fpfl_command, table: Path) -> None:
+    (table.parent / "same.csv").symlink_to(table)
+    write_csv(table.parent / "some.csv", [changed(id="u1"), changed(id="new")])
+    for test, words in (
+        ("people.csv", "people.csv is the table that is trained on"),
+        ("same.csv", "same.csv is the table that is trained on"),
+        ("some.csv", "1 users of some.csv are in people.csv, too"),
+    ):
+        code, _, err = fpfl_command("train", "--data", "people.csv", "--test", test)
+        assert code == 2
+        assert words in err
+    assert not (table.parent / "out").exists()
+
+
+def test_k_is_that_of_the_people_who_are_trained_on(fpfl_command, table: Path) -> None:
+    (table.parent / "people.toml").write_text(SCHEMA.toml(), encoding="utf-8")
+    seen = len({row[1] for row in people()})
+    code, out, err = fpfl_command(
+        "train", "--data", "people.csv", "--epsilon", 3, "--rounds", 1, "--test", 0.5
+    )
+    assert code == 0, err
+    assert f"K = {seen - round(seen / 2)} is the number of training users in the file" in out
+
+
+def test_runs_share_a_ledger_and_hold_out_the_same_people(fpfl_command, table: Path) -> None:
+    users = fpfl.read_table(table, table.with_suffix(".toml")).split(0.2, seed=0)[0].population
+    budget = ("--population", users, "--epsilon", 3)
+    assert fpfl_command("budget", "create", "people.jsonl", *budget)[0] == 0
+    held_out = []
+    for out in ("one", "two"):
+        code, _, err = fpfl_command(
+            "train", "--data", "people.csv", "--epsilon", 1, "--test", 0.2, "--rounds", 3,
+            "--ledger", "people.jsonl", "--out", out,
+        )  # fmt: skip
+        assert code == 0, err
+        evaluation = (table.parent / out / "evaluation-test.json").read_text(encoding="utf-8")
+        held_out.append({n: json.loads(evaluation)[n] for n in ("users", "samples")})
+    assert held_out[0] == held_out[1]
+    with fpfl.PopulationLedger.open(table.parent / "people.jsonl", write=False) as ledger:
+        assert len(ledger.by_run()) == 2
+
+
 def test_no_groups_and_no_users_are_said_aloud(fpfl_command, table: Path) -> None:
     plain = replace(SCHEMA, user=None, attributes=())
     (table.parent / "rows.toml").write_text(plain.toml(), encoding="utf-8")
@@ -563,6 +733,7 @@ def test_a_regression_from_options(fpfl_command, table: Path) -> None:
         (["--groups", "job"], "--groups names ['job'], and people.toml declares"),
         (["--constraint", "fnr_parity"], "give --groups, too"),
         (["--delta", "1e-5"], "--delta goes with --epsilon"),
+        (["--ledger", "people.jsonl"], "--ledger goes with --epsilon"),
         (["--test", "1.5"], "--test is 1.5; expected a file, or a share"),
         (["--hidden", "ten"], "--hidden is 'ten'"),
         (["--groups", "sex", "--constraint", "fairness"], "constraint.kind is 'fairness'"),
@@ -643,7 +814,9 @@ def test_a_config_names_a_table(table: Path) -> None:
     for train, test in parts:
         assert (train.population, test.population) == (72, 18)
     same(parts[0][1], parts[1][1])
-    two = config_of(CONFIG.replace("[training]", 'test = "people.csv"\n[training]'), "here")
+    others = [[*row[:1], f"other {row[1]}", *row[2:]] for row in people()]
+    write_csv(table.parent / "others.csv", others)
+    two = config_of(CONFIG.replace("[training]", 'test = "others.csv"\n[training]'), "here")
     assert load_data(two, table.parent)[1].population == len({row[1] for row in people()})
     inline = CONFIG.replace('schema_file = "people.toml"', SCHEMA.toml("data.schema"))
     assert load_data(config_of(inline, "here"), table.parent)[0].schema == SCHEMA.schema()

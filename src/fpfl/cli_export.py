@@ -90,7 +90,7 @@ def _rebuilt(run: Path) -> tuple[nn.Module, Schema, Config]:
 
     from safetensors.torch import load_file
 
-    from fpfl.config import load_config, make_model
+    from fpfl.config import load_run_config, make_model
     from fpfl.data.schema import Schema
 
     if not (run / "config.toml").is_file():
@@ -99,7 +99,7 @@ def _rebuilt(run: Path) -> tuple[nn.Module, Schema, Config]:
             "Export it there, fpfl.export_onnx(run.model, people.schema, 'model.onnx'); its card "
             "can be written here: --format card"
         )
-    config = load_config(run / "config.toml")
+    config = load_run_config(run)
     file = run / "schema.json"
     try:
         schema = Schema.from_dict(json.loads(file.read_text(encoding="utf-8")))

@@ -38,6 +38,13 @@ Epsilon = Annotated[
 Delta = Annotated[
     float | None, typer.Option(help="δ; 1/(10 K) by default.", rich_help_panel=_PANEL)
 ]
+Ledger = Annotated[
+    Path | None,
+    typer.Option(
+        help="The ledger of a budget that all runs on these people share (fpfl budget create).",
+        rich_help_panel=_PANEL,
+    ),
+]
 ConstraintName = Annotated[
     str | None,
     typer.Option(

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,10 +33,17 @@ _HEAD = (
     "vectors sent",
 )
 
+_RENAMED = ("parameters", "epsilon", "population", "samples_per_user", "base_rate", "rate",
+            "constraint", "tolerance", "delta", "cohort", "rounds")  # fmt: skip
+"""What `plan_training` calls as its options are called, but for dashes."""
+
 
 def plan(
-    parameters: Annotated[int, typer.Option(help="Of the model, p.")],
     epsilon: Annotated[float, typer.Option(help="ε that the training may cost.")],
+    parameters: Annotated[
+        int | None,
+        typer.Option(help="Of the model, p; with --schema those of the network of fpfl train."),
+    ] = None,
     population: Annotated[int | None, typer.Option(help="Number of users K.")] = None,
     groups: Annotated[
         list[str] | None,
@@ -54,7 +65,11 @@ def plan(
     cohort: Annotated[int | None, typer.Option(help="A cohort to look at as well.")] = None,
     rounds: Annotated[int, typer.Option(help="Rounds T.")] = 1000,
     schema: Annotated[
-        Path | None, typer.Option(help="A table's schema file: K, samples per user, groups.")
+        Path | None, typer.Option(help="A table's schema file: K, samples per user, groups, p.")
+    ] = None,
+    hidden: Annotated[
+        str | None,
+        typer.Option(help="With --schema: sizes of hidden layers, e.g. 16,8; 10 by default."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -70,20 +85,21 @@ def plan(
     if users is None:
         raise ValueError("the number of users is not known; give --population")
     samples = samples_per_user if samples_per_user is not None else declared.samples_per_user
-    found = plan_training(
-        population=users,
-        groups=_groups(groups or [], group_sizes, declared.attributes),
-        parameters=parameters,
-        epsilon=epsilon,
-        samples_per_user=1.0 if samples is None else samples,
-        delta=delta,
-        constraint=constraint,
-        tolerance=tolerance,
-        base_rate=base_rate,
-        rate=rate,
-        cohort=cohort,
-        rounds=rounds,
-    )
+    with _options_named():
+        found = plan_training(
+            population=users,
+            groups=_groups(groups or [], group_sizes, declared.attributes),
+            parameters=_parameters(parameters, hidden, declared.layers),
+            epsilon=epsilon,
+            samples_per_user=1.0 if samples is None else samples,
+            delta=delta,
+            constraint=constraint,
+            tolerance=tolerance,
+            base_rate=base_rate,
+            rate=rate,
+            cohort=cohort,
+            rounds=rounds,
+        )
     if as_json:
         print(json.dumps(found.as_dict(), indent=1))
         return
@@ -92,18 +108,30 @@ def plan(
         print(f"\n{line}")
 
 
-class _Declared:
-    """What a schema file says of the numbers that a plan needs."""
+@contextmanager
+def _options_named() -> Iterator[None]:
+    """Let errors name options: ``--base-rate`` where Python says ``base_rate``."""
+    names = "|".join(_RENAMED)
+    try:
+        yield
+    except ValueError as error:
+        # A name that is spoken of: "rate is 2", "and parameters 0", "give base_rate".
+        spoken = rf"(?<![\w-])({names})(?= is | must |=| -?\d)|(?<=give )({names})\b"
+        said = re.sub(spoken, lambda at: f"--{at[0].replace('_', '-')}", str(error))
+        raise ValueError(said) from error
 
-    def __init__(
-        self,
-        population: int | None = None,
-        samples_per_user: float | None = None,
-        attributes: dict[str, tuple[str, ...]] | None = None,
-    ) -> None:
-        self.population = population
-        self.samples_per_user = samples_per_user
-        self.attributes = attributes or {}
+
+@dataclass(frozen=True)
+class _Declared:
+    """What a schema file says of the numbers that a plan needs.
+
+    ``layers`` is how many numbers the network of ``fpfl train`` gets and gives.
+    """
+
+    population: int | None = None
+    samples_per_user: float | None = None
+    attributes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    layers: tuple[int, int] | None = None
 
     @classmethod
     def of(cls, path: Path | None) -> _Declared:
@@ -120,7 +148,37 @@ class _Declared:
             )
         found = table.schema()
         values = {attribute.name: attribute.values for attribute in found.attributes}
-        return cls(found.population, found.samples_per_user, values)
+        outputs = 1 if found.classes in (None, 2) else int(found.classes or 0)
+        layers = (math.prod(found.shape), outputs)
+        return cls(found.population, found.samples_per_user, values, layers)
+
+
+def _parameters(given: int | None, hidden: str | None, layers: tuple[int, int] | None) -> int:
+    """p: as given, or of the perceptron that ``fpfl train`` makes for a schema.
+
+    A layer from a numbers to b has (a + 1) b parameters.
+    """
+    if given is not None and hidden is not None:
+        raise ValueError("--parameters and --hidden both say how large the model is; give one")
+    if given is not None:
+        return given
+    if layers is None:
+        raise ValueError(
+            "the size of the model is not known; give --parameters (as many as the summed gradient "
+            "has numbers, which fpfl train -v shows; in Python sum(w.numel() for w in "
+            "model.parameters())), or --schema, and --hidden where it is not 10"
+        )
+    from fpfl.models import SHALLOW
+
+    between = SHALLOW if hidden is None else _sizes(hidden)
+    return sum((a + 1) * b for a, b in pairwise((layers[0], *between, layers[1])))
+
+
+def _sizes(hidden: str) -> tuple[int, ...]:
+    numbers = [part.strip() for part in hidden.split(",")]
+    if not all(number.isdecimal() and int(number) > 0 for number in numbers):
+        raise ValueError(f"--hidden is {hidden!r}; expected sizes of layers, e.g. 16,8")
+    return tuple(map(int, numbers))
 
 
 def _groups(
@@ -221,9 +279,10 @@ def _shown(found: TrainingPlan) -> list[Setting]:
 
 def _title(found: TrainingPlan) -> str:
     q = found.question
+    mark = "recommended" if found.chosen.good else "least bad"
     return (
         f"{q.population:,} users, {q.parameters:,} parameters, ε = {q.epsilon:g}, "
-        f"{q.constraint} within α = {q.tolerance:g} (*: recommended)"
+        f"{q.constraint} within α = {q.tolerance:g} (*: {mark})"
     )
 
 

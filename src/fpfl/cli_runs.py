@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -33,26 +34,38 @@ def evaluate(
 ) -> None:
     """Release a finished model's counts on held-out users once, with noise, and judge by them.
 
-    The run's ledger records it before it is released, and refuses a second time.
+    The run's ledger records it before it is released, and refuses a second time for one model. A
+    run that was resumed since has another: it is a further release, and says what all cost.
     """
     from safetensors.torch import load_file
 
-    from fpfl.config import load_config, load_data, load_people, make_constraint, make_model
-    from fpfl.folder import LEDGER, finished
+    from fpfl.config import (
+        check_same_people,
+        load_data,
+        load_people,
+        load_run_config,
+        make_constraint,
+        make_model,
+    )
+    from fpfl.folder import LEDGER, finished, model_digest
     from fpfl.heldout import plan_heldout
+    from fpfl.heldout.words import repeated
     from fpfl.privacy.ledger import RunLedger
     from fpfl.privacy.population import PopulationLedger
     from fpfl.store.files import write_whole
 
     if not finished(run):
         raise ValueError(f"{run} is not finished: fpfl resume {run}")
-    config, origin = load_config(run / "config.toml"), origin_of(run)
+    config, origin = load_run_config(run), origin_of(run)
     if data is not None:
         people = load_people(config, data, Path(origin["folder"]))
     else:
-        _, test = load_data(config, Path(origin["folder"]), origin["partition_seed"], private=True)
+        trained, test = load_data(
+            config, Path(origin["folder"]), origin["partition_seed"], private=True
+        )
         if test is None:
             raise ValueError("the config names no test set; give held-out users: --data PATH")
+        check_same_people(config, trained, run)
         people = test
     constraint = make_constraint(config, people.schema)
     if constraint is None:
@@ -69,13 +82,18 @@ def evaluate(
     )
     plan.check(model, people)
     with RunLedger.of_finished(run / LEDGER, moved=moved) as own:
-        own.evaluation(plan.mechanism, plan.epsilon, plan.delta)
+        digest, earlier = model_digest(run), list(own.evaluations)
+        own.evaluation(plan.mechanism, plan.epsilon, plan.delta, digest)
         if ledger is not None:
             with PopulationLedger.open(ledger) as theirs:
                 theirs.charge(own.run, plan.mechanism, None, "evaluation")
                 theirs.sync()
         released = plan.release(model.eval(), people)
-        text = f"{json.dumps(released.as_dict(), indent=1)}\n"
+        if earlier:
+            costs = [(record["epsilon"], record["delta"]) for record in earlier]
+            again = repeated([*costs, (plan.epsilon, plan.delta)])
+            released = replace(released, lines=(*released.lines, again))
+        text = f"{json.dumps(released.as_dict() | {'model': digest}, indent=1)}\n"
         write_whole(run / "evaluation-private.json", text.encode())
     if as_json:
         print(text, end="")

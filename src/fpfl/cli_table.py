@@ -14,9 +14,8 @@ from typing import Any
 
 from fpfl.cli_ask import ask_schema, terminal
 from fpfl.config import Config, Loaded, config_of, load_data, make_constraint
-from fpfl.config_data import DRAFTED
 from fpfl.data.federated import FederatedDataset
-from fpfl.data.schema import Schema
+from fpfl.data.schema import DRAFTED, Schema
 from fpfl.data.table_declared import read_table_schema
 from fpfl.data.table_schema import TableSchema
 from fpfl.data.toml import toml_value
@@ -46,6 +45,7 @@ class TableOptions:
     groups: str | None = None
     epsilon: float | None = None
     delta: float | None = None
+    ledger: Path | None = None
     constraint: str | None = None
     tolerance: float | None = None
     cohort: int | None = None
@@ -151,8 +151,9 @@ def _check(options: TableOptions, schema: TableSchema, origin: Path) -> None:
         )
     if not options.by and (options.constraint is not None or options.tolerance is not None):
         raise ValueError("--constraint and --tolerance compare groups; give --groups, too")
-    if options.delta is not None and options.epsilon is None:
-        raise ValueError("--delta goes with --epsilon; give both, or neither")
+    for flag, given in (("--delta", options.delta), ("--ledger", options.ledger)):
+        if given is not None and options.epsilon is None:
+            raise ValueError(f"{flag} goes with --epsilon; give both, or neither")
 
 
 def _sections(options: TableOptions, schema: TableSchema) -> Sections:
@@ -183,6 +184,8 @@ def _sections(options: TableOptions, schema: TableSchema) -> Sections:
         sections["privacy"] = {"epsilon": options.epsilon}
         if options.delta is not None:
             sections["privacy"]["delta"] = options.delta
+        if options.ledger is not None:
+            sections["privacy"]["ledger"] = options.ledger.as_posix()
     return sections
 
 
@@ -275,9 +278,7 @@ def _notes(
             f"{origin} was drafted from the data: check it before you train with --epsilon."
         )
     if options.epsilon is None:
-        notes.append(
-            "Trained WITHOUT privacy: the model may reveal its training data. Give --epsilon 2."
-        )
+        notes.append("WITHOUT privacy: the model may reveal its training data. Give --epsilon 2.")
     else:
         unit = "a row"
         if schema.user is not None:
@@ -290,8 +291,9 @@ def _notes(
             )
         if schema.population is None:
             notes.append(
-                f"K = {people.population} is the number of users in the file, which ε takes for "
-                "public; declare population = ... in the schema if you know a public number."
+                f"K = {people.population} is the number of training users in the file, which ε "
+                "takes for public; declare population = ... in the schema if you know a public "
+                "number."
             )
     if not options.by:
         names = ",".join(a.name for a in schema.attributes) or "sex"

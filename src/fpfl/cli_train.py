@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import sys
+import warnings
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -70,6 +71,7 @@ def train(
     groups: options.Groups = None,
     epsilon: options.Epsilon = None,
     delta: options.Delta = None,
+    ledger: options.Ledger = None,
     constraint: options.ConstraintName = None,
     tolerance: options.Tolerance = None,
     cohort: options.Cohort = None,
@@ -90,6 +92,7 @@ def train(
         "groups": groups,
         "epsilon": epsilon,
         "delta": delta,
+        "ledger": ledger,
         "constraint": constraint,
         "tolerance": tolerance,
         "cohort": cohort,
@@ -109,12 +112,13 @@ def train(
         raise ValueError(f"{what}; give fpfl train CONFIG.toml --out RUN, or --data FILE.csv")
     if out is None:
         raise ValueError("Missing option '--out': the run's new folder")
-    from fpfl.config import load_config
+    from fpfl.config import load_config, with_schema
 
     settings = load_config(config)
-    text = config.read_text(encoding="utf-8")
     origin = _origin(config.parent, settings.training.seed)
-    _run(settings, origin, _new_folder(out, settings, origin, text), simulation, watch)
+    settings, files = with_schema(settings, Path(origin["folder"]))
+    files["config.toml"] = config.read_text(encoding="utf-8")
+    _run(settings, origin, _new_folder(out, settings, origin, files), simulation, watch)
 
 
 def _train_table(
@@ -132,18 +136,19 @@ def _train_table(
     if alone or os.environ.get("RANK") == "0":
         for note in plan.notes:
             print(note)
-    keep = _new_folder(out, plan.config, origin, plan.text)
-    # Of several processes, each has drawn other users to hold out so far.
-    _run(plan.config, origin, keep, simulation, watch, plan.loaded if alone else None)
+    keep = _new_folder(out, plan.config, origin, {"config.toml": plan.text})
+    _run(plan.config, origin, keep, simulation, watch, plan.loaded)
 
 
 def _origin(folder: Path, seed: int | None) -> dict[str, Any]:
-    # Made-up users must be the same people when the run is resumed.
-    drawn = secrets.randbits(62) if seed is None else seed
-    return {"folder": str(folder.resolve()), "partition_seed": drawn}
+    # Made-up users, and those held out, are the same people when the run is resumed; and in two
+    # runs, which could not be compared otherwise. Knowing who is held out tells nothing of cohorts.
+    return {"folder": str(folder.resolve()), "partition_seed": 0 if seed is None else seed}
 
 
-def _new_folder(out: Path, settings: Config, origin: dict[str, Any], text: str) -> RunFolder:
+def _new_folder(
+    out: Path, settings: Config, origin: dict[str, Any], files: dict[str, str]
+) -> RunFolder:
     from fpfl.folder import RunFolder
 
     ledger = settings.privacy.ledger if settings.privacy else None
@@ -151,7 +156,7 @@ def _new_folder(out: Path, settings: Config, origin: dict[str, Any], text: str) 
         out,
         ledger=None if ledger is None else Path(origin["folder"]) / ledger,
         checkpoint_every=settings.training.checkpoint_every,
-        files={"config.toml": text, _ORIGIN: json.dumps(origin, indent=1) + "\n"},
+        files=files | {_ORIGIN: json.dumps(origin, indent=1) + "\n"},
     )
 
 
@@ -171,7 +176,7 @@ def resume(
     mlflow: _MLflow = None,
 ) -> None:
     """Go on with a run: after a crash, or with more rounds where its budget allows."""
-    from fpfl.config import load_config
+    from fpfl.config import load_config, load_run_config, with_schema
     from fpfl.folder import RunFolder, finished, look, read_about
 
     about = read_about(run)
@@ -179,7 +184,12 @@ def resume(
     if finished(run) and rounds is None and config is None:
         print(f"{run} is finished; nothing is left to do. To go on, give --rounds or --config.")
         return
-    settings = load_config(config or run / "config.toml")
+    files: dict[str, str] = {}
+    if config is None:
+        settings = load_run_config(run)
+    else:
+        settings, files = with_schema(load_config(config), Path(origin["folder"]))
+        files["config.toml"] = config.read_text(encoding="utf-8")
     if rounds is None and config is None:
         # T may have been raised before, for a resumption that was cut off itself.
         rounds = int((look(run).settings or about["settings"])["rounds"])
@@ -191,7 +201,7 @@ def resume(
         resume=True,
         moved=moved,
         checkpoint_every=settings.training.checkpoint_every,
-        files={} if config is None else {"config.toml": config.read_text(encoding="utf-8")},
+        files=files,
     )
     _run(settings, origin, keep, simulation, _Watch(verbose, tensorboard, mlflow))
 
@@ -205,7 +215,10 @@ def _run(
     loaded: Loaded | None = None,
 ) -> None:
     """Train in a run folder, evaluate, and say how it went."""
+    from fpfl.conducting import RunNote
     from fpfl.config import run_config
+    from fpfl.folder import look, model_digest
+    from fpfl.interrupting import finishing_rounds
     from fpfl.report.progress import progress
     from fpfl.server.ranks import join
     from fpfl.store.files import write_whole
@@ -221,9 +234,14 @@ def _run(
     if not ranks.first:  # computes its share; the first process shows and saves
         run_config(settings, **how)
         return
-    watching = watch.callbacks()
-    with progress("training", settings.training.rounds) as callback:
-        run, data, test = run_config(settings, **how, callbacks=(*watching, callback))
+    watching: list[Callback] = watch.callbacks()
+    with ExitStack() as stack:
+        watching.append(stack.enter_context(progress("training", settings.training.rounds)))
+        if ranks.size == 1:  # of several processes all are interrupted, each for itself
+            watching.append(stack.enter_context(finishing_rounds(keep.path)))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore", RunNote)  # it is printed with the run
+        run, data, test = run_config(settings, **how, callbacks=tuple(watching))
     print(run)
     if settings.training.suggested:
         print(_settings_used(run.settings))
@@ -233,13 +251,20 @@ def _run(
     for name, part in parts.items():
         if part is not None:
             evaluation = run.evaluate(part)
-            content = evaluation.as_dict() | {"on": name, "mark": SIMULATION_ONLY}
+            content = evaluation.as_dict() | {
+                "on": name,
+                "mark": SIMULATION_ONLY,
+                "model": model_digest(keep.path),
+            }
             text = f"{json.dumps(content, indent=1)}\n"
             write_whole(keep.path / f"evaluation-{name.split()[0]}.json", text.encode())
             print(f"\nOn the {name} ({SIMULATION_ONLY}):\n{evaluation}")
     print(f"\nSaved in {keep.path}")
     print(f"Next: fpfl report {keep.path} -o report.html, fpfl export {keep.path}")
     if run.stopped:
+        ledger = look(keep.path)
+        if run.privacy is not None and not ledger.changes and ledger.spent >= ledger.planned:
+            return  # all that was planned is spent, if not all of it was used: the run says so
         print(f"error: {run.stopped}", file=sys.stderr)
         raise typer.Exit(1)
 

@@ -46,6 +46,10 @@ class FpflWarning(UserWarning):
     """Something about a run that its user should know."""
 
 
+class RunNote(FpflWarning):
+    """What is also in the finished run's ``warnings``, or why it stopped."""
+
+
 @dataclass(frozen=True)
 class Settled:
     """What is settled before the first round.
@@ -101,6 +105,8 @@ class Settled:
         **more: Any,
     ) -> Settled:
         """Settle what follows from arguments that were checked; ``more`` are further settings."""
+        if privacy is not None:
+            schema.check_declared()
         server = ServerSettings(
             layout=layout,
             method=method,
@@ -193,10 +199,10 @@ def conduct(
             kept.past.state if kept else None,
             kept.journal if kept else None,
         )
-        notes = drowned_notes(outcome.history, settled.noisy, settled.layout)
+        notes = drowned_notes(outcome.history, settled.noisy, settled.layout, server.selection)
         notes += kept.past.notes if kept else ()
         for note in (*notes, *([outcome.stopped] if outcome.stopped else [])):
-            warnings.warn(note, FpflWarning, stacklevel=3)
+            warnings.warn(note, RunNote, stacklevel=3)
         ledger = None
         if kept and where:
             ledger = kept.journal.ledger if kept.journal else look(where.path)

@@ -18,7 +18,15 @@ from typing import Any
 from pydantic import ValidationError
 from torch import nn
 
-from fpfl.config_data import Loaded, load_data, load_people, table_schema
+from fpfl.config_data import (
+    Loaded,
+    check_same_people,
+    load_data,
+    load_people,
+    table_schema,
+    with_kept_schema,
+    with_schema,
+)
 from fpfl.config_sections import (
     VERSION,
     ClipConfig,
@@ -44,15 +52,18 @@ from fpfl.users.local import FederatedAveraging
 __all__ = [
     "Config",
     "Loaded",
+    "check_same_people",
     "config_of",
     "load_config",
     "load_data",
     "load_people",
+    "load_run_config",
     "make_constraint",
     "make_method",
     "make_model",
     "run_config",
     "table_schema",
+    "with_schema",
 ]
 
 _METHODS: dict[Kind, Callable[..., Method]] = {
@@ -73,9 +84,19 @@ def load_config(path: str | Path) -> Config:
     """Read a config; a ValueError of one line says what is wrong with it, and where."""
     try:
         text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"there is no config {path}; docs/config.md says how to write one, and for a table "
+            "fpfl train --data FILE.csv needs none"
+        ) from error
     except ValueError as error:
         raise ValueError(f"{path} is not a TOML file: {error}") from error
     return config_of(text, path)
+
+
+def load_run_config(run: Path) -> Config:
+    """Read the config that a run folder keeps, with the table's schema as it was."""
+    return with_kept_schema(load_config(run / "config.toml"), run)
 
 
 def config_of(text: str, where: str | Path) -> Config:
@@ -113,6 +134,8 @@ def run_config(
     is kept in; ``loaded`` is the config's data, where it has been read already.
     """
     data, test = load_data(config, folder, partition_seed) if loaded is None else loaded
+    if keep is not None and keep.resume:
+        check_same_people(config, data, keep.path)
     config = _completed(config, data, keep)
     t = config.training
     run = train(

@@ -14,10 +14,12 @@ from fpfl.data.adult import load_adult
 from fpfl.data.federated import FederatedDataset
 from fpfl.data.files import open_population
 from fpfl.data.scaling import scale_by_ranges
-from fpfl.data.schema import Attribute, Schema
+from fpfl.data.schema import DRAFTED, Attribute, Schema
 from fpfl.data.table_declared import read_table_schema
 from fpfl.data.table_schema import TableSchema
-from fpfl.data.tables import read_table
+from fpfl.data.tables import read_table, table_and_ids
+from fpfl.fingerprint import data_fingerprint
+from fpfl.folder import read_fingerprints
 from fpfl.server.ranks import Ranks
 
 Loaded = tuple[FederatedDataset, FederatedDataset | None]
@@ -26,12 +28,8 @@ Loaded = tuple[FederatedDataset, FederatedDataset | None]
 _COLUMNS = ("features", "labels", "attributes", "users")
 """What an .npz file may hold; anything else in it is left alone."""
 
-DRAFTED = (
-    'the schema in {where} was drafted from the data (source = "data"), and what was read there '
-    "is not covered by any epsilon: check its ranges, values and numbers against public knowledge, "
-    'then change it to source = "declared". Or train without privacy'
-)
-"""Why a draft is refused."""
+TABLE_SCHEMA = "table-schema.toml"
+"""What a run folder calls the schema that its config has in a file of its own."""
 
 
 def load_data(
@@ -75,12 +73,43 @@ def _load_tables(config: Config, folder: Path, partition_seed: int | None, priva
     schema = table_schema(config, folder)
     if private and schema.source == "data":
         raise ValueError(DRAFTED.format(where=d.schema_file or "[data.schema]"))
-    people = read_table(folder / d.table, schema)
+    table = folder / d.table
+    people, ids = table_and_ids(table, schema)
     if d.held_out is not None:
         return people.split(d.held_out, seed=_partition_seed(config, partition_seed))
+    if d.test is None:
+        return people, None
+    if table.samefile(folder / d.test):
+        raise ValueError(
+            f"{d.test} is the table that is trained on; test on other people, or hold some of "
+            "these out: held_out = 0.2 in a config, --test 0.2 with --data"
+        )
     # K is that of the people who are trained on.
-    others = replace(schema, population=None)
-    return people, read_table(folder / d.test, others) if d.test else None
+    test, others = table_and_ids(folder / d.test, replace(schema, population=None))
+    if ids & others:
+        raise ValueError(
+            f"{len(ids & others)} users of {d.test} are in {d.table}, too, by their ids in the "
+            f"column {schema.user!r}; take them out of one of the two, or give ids of their own to "
+            "people who are others"
+        )
+    return people, test
+
+
+def check_same_people(config: Config, people: FederatedDataset, run: Path) -> None:
+    """Refuse a table that is no longer the one that a run drew its held-out users from.
+
+    Who is held out follows from a user's place among all, so that one row more may move people
+    from the one part to the other.
+    """
+    if config.data.held_out is None:
+        return
+    if data_fingerprint(people) != read_fingerprints(run)["data"]:
+        raise ValueError(
+            f"{config.data.table} (or its schema, or held_out) is not what {run} was begun with, "
+            "so that users who were trained on may be among those held out now. Put it back as it "
+            "was; or evaluate on other people (fpfl evaluate --data FILE), or start a new run. For "
+            "users who leave there is fpfl withdraw"
+        )
 
 
 def table_schema(config: Config, folder: Path) -> TableSchema:
@@ -90,6 +119,27 @@ def table_schema(config: Config, folder: Path) -> TableSchema:
         return d.columns
     assert d.schema_file is not None  # the section checked it
     return read_table_schema(folder / d.schema_file)
+
+
+def with_schema(config: Config, folder: Path) -> tuple[Config, dict[str, str]]:
+    """A config with the schema that is in a file now, and what a run folder keeps of it.
+
+    The file may be edited later; what is trained is what it says now.
+    """
+    if config.data.schema_file is None:
+        return config, {}
+    schema = table_schema(config, folder)
+    data = config.data.model_copy(update={"columns": schema})
+    return config.model_copy(update={"data": data}), {TABLE_SCHEMA: schema.toml()}
+
+
+def with_kept_schema(config: Config, run: Path) -> Config:
+    """The config of a run, with the schema that its folder keeps."""
+    kept = run.resolve() / TABLE_SCHEMA
+    if config.data.schema_file is None or not kept.is_file():
+        return config
+    data = config.data.model_copy(update={"schema_file": kept})
+    return config.model_copy(update={"data": data})
 
 
 def _partition_seed(config: Config, given: int | None) -> int | None:

@@ -136,7 +136,8 @@ class FairPrivateClassifier(ClassifierMixin, FairPrivateBase):
             raise ValueError(
                 f"y has one class, {self.classes_[0]!r}; expected two or more to tell apart"
             )
-        return self._fit(X, rows, codes, sensitive_features, users, classes=len(self.classes_))
+        names = tuple(map(str, self.classes_.tolist()))
+        return self._fit(X, rows, codes, sensitive_features, users, classes=names)
 
     def decision_function(self, X: Any) -> NDArray[np.float64]:
         """Logits: of the second class where there are two, else one for each class."""

@@ -122,7 +122,7 @@ class FairPrivateBase(BaseEstimator):  # type: ignore[misc]
         sensitive_features: Any,
         users: Any,
         *,
-        classes: int | None = None,
+        classes: tuple[str, ...] | None = None,
         label_range: tuple[float, float] | None = None,
     ) -> Self:
         """Train on checked rows; ``rows`` are those that were given, which may have an index."""
@@ -137,7 +137,8 @@ class FairPrivateBase(BaseEstimator):  # type: ignore[misc]
         names = getattr(self, "feature_names_in_", None)
         schema = Schema(
             shape=(X.shape[1],),
-            classes=classes,
+            classes=None if classes is None else len(classes),
+            class_names=classes,
             label_range=label_range,
             attributes=attributes,
             feature_names=None if names is None else tuple(map(str, names)),

@@ -2,6 +2,7 @@
 
 run.json schema.json environment.json    what was begun
 fingerprints.json config.toml            of the data, and with seeds: confidential
+table-schema.toml                        a table's schema, where the config has it in a file
 ledger.jsonl                             every charge, before what it pays for is used
 checkpoint-*.safetensors totals-*.bin    the server's state, and the totals released since
 cohorts-*.bin withdrawals.txt            who took part (with a cap), who withdrew: confidential
@@ -10,6 +11,7 @@ model.safetensors history.json result.json privacy.txt    the finished run
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,6 +23,7 @@ from fpfl.store.chain import ChainError
 
 FORMAT = 1
 LEDGER = "ledger.jsonl"
+MODEL = "model.safetensors"
 FINGERPRINTS = "fingerprints.json"
 _ABOUT = {
     "run": str,
@@ -174,6 +177,18 @@ def read_fingerprints(path: Path) -> dict[str, str]:
         raise ValueError(
             f"{file} is not what a run writes ({error!r}); put an intact copy in its place"
         ) from error
+
+
+def model_digest(path: Path) -> str | None:
+    """SHA-256 of the model file in a run's folder; None where there is none.
+
+    An evaluation is kept with it: a run that is resumed gets another model.
+    """
+    try:
+        with (path / MODEL).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        return None
 
 
 def finished(path: Path) -> bool:

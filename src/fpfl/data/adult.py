@@ -108,6 +108,7 @@ def load_adult(
     schema = Schema(
         shape=(len(names),),
         classes=2 if label == "income" else None,
+        class_names=("<=50K", ">50K") if label == "income" else None,
         label_range=None if label == "income" else RANGES[label],
         attributes=tuple(Attribute(name, values[name]) for name in attributes),
         feature_names=tuple(names),

@@ -17,6 +17,7 @@ from fpfl.data.table_schema import (
     CategoryColumn,
     Label,
     NumberColumn,
+    Scalar,
     TableSchema,
 )
 from fpfl.data.tables import LACKING, cell_number
@@ -26,6 +27,9 @@ MOST_VALUES = 50
 
 MOST_CODES = 10
 """A column of whole numbers with no more different ones is taken for codes."""
+
+MOST_EXACT = 2**53
+"""Whole numbers below are their own as floats."""
 
 _NOTE = """\
 # A draft of what is public about {name}, made by looking at it. Check every line:
@@ -73,8 +77,10 @@ class _Seen:
         return self.numbers and not few and self.low < self.high
 
     @property
-    def listed(self) -> tuple[str, ...]:
-        """Its values, in order."""
+    def listed(self) -> tuple[Scalar, ...]:
+        """Its values, in order; codes as numbers, which are met however they are written."""
+        if self.numbers and self.whole and max(abs(self.low), abs(self.high)) < MOST_EXACT:
+            return tuple(sorted({int(float(text)) for text in self.values}))
         key = float if self.numbers else str
         return tuple(sorted(self.values, key=lambda text: (key(text), text)))
 

@@ -10,13 +10,21 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from numbers import Integral, Real
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from fpfl.fairness.groups import Attribute
 
-__all__ = ["Attribute", "Schema", "Task"]
+__all__ = ["DRAFTED", "Attribute", "Schema", "Source", "Task"]
 
 Task = Literal["binary", "multiclass", "regression"]
+Source = Literal["declared", "data"]
+
+DRAFTED = (
+    'the schema in {where} was drafted from the data (source = "data"), and what was read there '
+    "is not covered by any epsilon: check its ranges, values and numbers against public knowledge, "
+    'then change it to source = "declared". Or train without privacy'
+)
+"""Why a draft is refused."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,12 @@ class Schema:
         K, where it is declared; the dataset's own number of users otherwise.
     samples_per_user
         How many samples a user is expected to have: a declared constant, not a count.
+    source
+        "declared", or "data" where it was made by looking at the data: no ε covers that, and
+        whatever claims one refuses it.
+    class_names
+        What the classes 0 ... classes − 1 stand for, where it is declared; of two, the second is
+        the positive one. Data whose schema names none is of the same kind.
     """
 
     shape: tuple[int, ...]
@@ -49,6 +63,8 @@ class Schema:
     feature_ranges: tuple[tuple[float, float], ...] | None = None
     population: int | None = None
     samples_per_user: float | None = None
+    source: Source = "declared"
+    class_names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         shape = (self.shape,) if isinstance(self.shape, int) else tuple(self.shape)
@@ -62,6 +78,14 @@ class Schema:
                 )
         elif self.classes < 2:
             raise ValueError(f"classes is {self.classes}; give 2 or more, or None for regression")
+        if self.class_names is not None and (
+            len(self.class_names) != self.classes
+            or len(set(self.class_names)) != len(self.class_names)
+        ):
+            raise ValueError(
+                f"class_names is {self.class_names} for classes = {self.classes}; expected a name "
+                "for each class, and each once"
+            )
         names = [attribute.name for attribute in self.attributes]
         if len(set(names)) != len(names):
             raise ValueError(f"the attributes {names} have a name twice; give each its own")
@@ -90,6 +114,8 @@ class Schema:
                 self.samples_per_user is None or _finite(self.samples_per_user),
                 "a finite number",
             ),
+            ("source", self.source in get_args(Source), "'declared' or 'data'"),
+            ("class_names", _maybe_each(self.class_names, _text), "a text for each class"),
         ):
             if not good:
                 raise ValueError(f"{what} is {getattr(self, what)!r}; expected {expected}")
@@ -107,11 +133,22 @@ class Schema:
             mine, others = getattr(self, what), getattr(other, what)
             if mine != others:
                 return f"one declares {what} = {mine}, the other {what} = {others}"
+        mine, others = self.class_names, other.class_names
+        if mine is not None and others is not None and mine != others:
+            return f"one declares class_names = {mine}, the other class_names = {others}"
         return None
 
+    def check_declared(self) -> None:
+        """Refuse a schema that was made by looking at the data, where ε is claimed."""
+        if self.source == "data":
+            raise ValueError(DRAFTED.format(where="use"))
+
     def as_dict(self) -> dict[str, Any]:
-        """As plain values, for JSON."""
-        return asdict(self)
+        """As plain values, for JSON; without class names where there are none, as files were."""
+        values = asdict(self)
+        if self.class_names is None:
+            del values["class_names"]
+        return values
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> Schema:

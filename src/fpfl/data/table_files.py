@@ -249,7 +249,19 @@ def _texts(values: list[Any], where: Any, name: str) -> list[str]:
                 f"{where}, column {name!r}: it holds values of type {type(value).__name__}; "
                 "expected numbers or texts in every cell"
             )
-    return ["" if _absent(value) else str(value).strip() for value in values]
+    return ["" if _absent(value) else _text(value) for value in values]
+
+
+def _text(value: Any) -> str:
+    # Codes 1, 2, 3 are 1.0, 2.0, 3.0 in a column of numbers that lacks one.
+    return bare(str(value).strip()) if isinstance(value, float) else str(value).strip()
+
+
+def bare(text: str) -> str:
+    """A whole number without a point and a nought: 1 for 1.0; any other text as it is."""
+    if text.endswith(".0") and text[:-2].removeprefix("-").isdigit():
+        return text[:-2]
+    return text
 
 
 def _absent(value: Any) -> bool:

@@ -10,11 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from fpfl.data.schema import Attribute, Schema
+from fpfl.data.schema import Attribute, Schema, Source
 from fpfl.data.toml import toml_key, toml_list, toml_value
 
 Scalar = str | int | float | bool
-Source = Literal["declared", "data"]
 Missing = Literal["refuse", "drop"]
 Outside = Literal["refuse", "clamp"]
 
@@ -185,12 +184,13 @@ class TableSchema:
         for feature in self.features:
             own = [feature.range] if isinstance(feature, NumberColumn) else []
             ranges += own + [(0.0, 1.0)] * (len(feature.outputs) - len(own))
-        samples = self.samples_per_user
+        samples, classes = self.samples_per_user, self.label.classes
         if samples is None and self.user is None:
             samples = 1.0
         return Schema(
             shape=(len(names),),
-            classes=None if self.label.classes is None else len(self.label.classes),
+            classes=None if classes is None else len(classes),
+            class_names=None if classes is None else tuple(map(_text, classes)),
             label_range=self.label.range,
             attributes=tuple(
                 Attribute(a.name, tuple(map(_text, a.values)), unknown=a.unknown)
@@ -200,6 +200,7 @@ class TableSchema:
             feature_ranges=tuple(ranges),
             population=self.population,
             samples_per_user=samples,
+            source=self.source,
         )
 
     def toml(self, section: str = "") -> str:
@@ -251,10 +252,13 @@ def _check_range(where: str, given: tuple[float, float]) -> None:
 
 def _check_values(where: str, values: tuple[Scalar, ...], least: int = 2) -> None:
     texts = [_text(value) for value in values]
-    if len(texts) < least or len(set(texts)) != len(texts) or "" in texts:
+    # 1 and 1.0 are met by the same cells.
+    numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+    once = len(set(texts)) == len(texts) and len(set(numbers)) == len(numbers)
+    if len(texts) < least or not once or "" in texts or not all(abs(v) <= 1e30 for v in numbers):
         raise ValueError(
-            f"{where} has the values {list(values)}; expected at least {least}, each once, and "
-            "none of them empty"
+            f"{where} has the values {list(values)}; expected at least {least}, each once, none of "
+            "them empty, and numbers within ±1e30"
         )
 
 

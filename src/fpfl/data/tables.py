@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fpfl.data.federated import MOST_MISSING, FederatedDataset
 from fpfl.data.scaling import scale_by_ranges
 from fpfl.data.table_declared import read_table_schema
-from fpfl.data.table_files import Rows, table_rows, title
+from fpfl.data.table_files import Rows, bare, table_rows, title
 from fpfl.data.table_schema import (
     CategoryColumn,
     NumberColumn,
@@ -49,6 +49,11 @@ def read_table(table: Any, schema: TableSchema | str | Path) -> FederatedDataset
     """
     if not isinstance(schema, TableSchema):
         schema = read_table_schema(schema)
+    return table_and_ids(table, schema)[0]
+
+
+def table_and_ids(table: Any, schema: TableSchema) -> tuple[FederatedDataset, frozenset[str]]:
+    """A table's people, and the ids that they have there; none where every row is a user."""
     where = title(table)
     encode = _Encoder(schema, where)
     texts, numbers = encode.wanted()
@@ -56,11 +61,12 @@ def read_table(table: Any, schema: TableSchema | str | Path) -> FederatedDataset
     if not any(len(part[0]) for part in parts):
         raise ValueError(f"{where} has a header and no rows; there is nobody to learn from")
     features, labels, kept, attributes, users = (
-        np.concatenate(columns) for columns in zip(*parts, strict=True)
+        np.concatenate(pieces) for pieces in zip(*parts, strict=True)
     )
     users, seen = encode.in_order(users)
+    columns = (features[kept], labels[kept], attributes[kept], users[kept])
     try:
-        return _dataset(features[kept], labels[kept], attributes[kept], users[kept], seen, schema)
+        return _dataset(*columns, seen, schema), frozenset(encode.users)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
 
@@ -201,12 +207,16 @@ class _Encoder:
         lacking = np.array([cell in self.missing for cell in cells], dtype=bool)
         hint = "an id: whose row it is decides what is protected together"
         self._refuse(rows, self.schema.user, lacking, hint)
-        return np.array([known.setdefault(cell, len(known)) for cell in cells], dtype=np.int64)
+        numbers = [known.setdefault(bare(cell), len(known)) for cell in cells]
+        return np.array(numbers, dtype=np.int64)
 
     def _codes(self, rows: Rows, name: str, codes: _Codes) -> NDArray[np.int64]:
         """The number of each cell's value; UNKNOWN where it is missing, STRANGE if undeclared."""
         cells = rows.texts[name]
-        found = {cell: UNKNOWN if cell in self.missing else codes(cell) for cell in set(cells)}
+        found = {
+            cell: UNKNOWN if {cell, bare(cell)} & self.missing else codes(cell)
+            for cell in set(cells)
+        }
         return np.array([found[cell] for cell in cells], dtype=np.int64)
 
     def _numbers(self, rows: Rows, name: str, expected: str) -> NDArray[np.float64]:
@@ -241,15 +251,17 @@ class _Codes:
     """From a cell to the number of the declared value that it has.
 
     A declared number is met by any way to write it, a truth value in upper and lower case, a text
-    by itself alone.
+    by itself alone; but "1" and "1.0", which one table may have for the other, by each other.
     """
 
     def __init__(self, values: tuple[Scalar, ...]) -> None:
         self.known: dict[str, int] = {}
+        self.bare: dict[str, int] = {}
         self.numbers: dict[float, int] = {}
         for code, value in enumerate(values):
             if isinstance(value, str):
                 self.known[value.strip()] = code
+                self.bare.setdefault(bare(value.strip()), code)
             elif isinstance(value, bool):
                 text = str(value)
                 self.known |= dict.fromkeys((text, text.lower(), text.upper()), code)
@@ -260,6 +272,8 @@ class _Codes:
         code = self.known.get(cell)
         if code is None and self.numbers:
             code = self.numbers.get(cell_number(cell))
+        if code is None:
+            code = self.bare.get(bare(cell))
         return STRANGE if code is None else code
 
 

@@ -14,6 +14,7 @@ from fpfl.data.adult import load_adult
 from fpfl.data.federated import FederatedDataset
 from fpfl.fairness.constraints import Constraint, fnr_parity
 from fpfl.fairness.gaps import Evaluation
+from fpfl.folder import model_digest
 from fpfl.models import mlp
 from fpfl.privacy.settings import Privacy
 from fpfl.report.evaluated import SIMULATION_ONLY
@@ -83,7 +84,11 @@ def save_demo(runs: list[DemoRun], folder: Path, about: dict[str, Any]) -> None:
     mark = f"{SIMULATION_ONLY}: measured without noise, not covered by ε"
     for r, path in zip(runs, run_folders(runs, folder), strict=True):
         r.run.save(path)
-        evaluation = r.test.as_dict() | {"on": "test set", "mark": mark}
+        evaluation = r.test.as_dict() | {
+            "on": "test set",
+            "mark": mark,
+            "model": model_digest(path),
+        }
         text = json.dumps(evaluation, indent=1) + "\n"
         (path / "evaluation-test.json").write_text(text, encoding="utf-8")
         gap = r.test.gaps["fnr"]

@@ -16,12 +16,17 @@ Ranges = Sequence[tuple[float, float] | None]
 """The public range that each column is scaled by inside the file; None: it is taken as it is."""
 
 
+UNKNOWN = -1
+"""The predicted class where the scores are not numbers."""
+
+
 class Predictor(nn.Module):
     r"""A model with what stands before and behind it in fpfl: features → (scores, predictions).
 
     Scores are probabilities of shape (n, classes), for two classes as well, or numbers in the
-    label's unit, (n,). Predictions are the likeliest class, or the number clamped to the declared
-    range. With ``ranges`` a column x of a table is scaled first as `fpfl.scale_by_ranges` does,
+    label's unit, (n,). Predictions are the likeliest class (−1 where scores are NaN), or the number
+    clamped to the declared range. With ``ranges`` a column x of a table is scaled first as
+    `fpfl.scale_by_ranges` does,
 
         3 (2 (clip(x, low, high) − low)/(high − low) − 1).
 
@@ -54,7 +59,14 @@ class Predictor(nn.Module):
         if self.ranges is not None:
             features = self._scaled(features)
         output = task.flatten_output(self.model(features), self.schema)
-        return task.scores(output, self.schema), task.predictions(output, self.schema)
+        scores, predictions = (
+            task.scores(output, self.schema),
+            task.predictions(output, self.schema),
+        )
+        if self.schema.classes is not None:
+            # A comparison with NaN is false, which would make it the first class.
+            predictions = torch.where(scores.sum(dim=-1).isnan(), UNKNOWN, predictions)
+        return scores, predictions
 
     def _scaled(self, features: Tensor) -> Tensor:
         low, high, scaled = (self.get_buffer(name) for name in ("low", "high", "scaled"))

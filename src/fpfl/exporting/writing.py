@@ -139,6 +139,8 @@ def metadata(
         "fpfl_version": import_module("fpfl").__version__,
         "task": schema.task,
         "classes": schema.classes,
+        "class_names": schema.class_names,
+        "positive": schema.class_names[1] if schema.class_names and schema.classes == 2 else None,
         "label_range": schema.label_range,
         "features": f"token ids below {tokens}" if tokens is not None else scaled,
         "ranges": None if ranges is None else list(ranges),

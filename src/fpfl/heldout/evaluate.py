@@ -51,6 +51,7 @@ def plan_heldout(
         What one user may change: ``"zero-out"``, ``"add-remove"`` or ``"replace-one"`` (which
         takes twice the noise).
     """
+    schema.check_declared()
     constraint.check(schema.classes, schema.label_range)
     weight = schema.samples_per_user if bound is None else bound
     if weight is None or not (math.isfinite(weight) and weight > 0):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fpfl.privacy.statement import SEEDED_NOISE, round_up
@@ -44,3 +45,16 @@ def statement(plan: HeldoutPlan, *, seeded: bool) -> list[str]:
     if seeded:
         lines.insert(0, f"Seeded noise, {SEEDED_NOISE}.")
     return lines
+
+
+def repeated(costs: Sequence[tuple[float, float]]) -> str:
+    """That a run was evaluated before, and what (ε, δ) of all its evaluations come to.
+
+    (Σε, Σδ) for whoever was held out in each (basic composition).
+    """
+    epsilon, delta = (math.fsum(column) for column in zip(*costs, strict=True))
+    return (
+        f"Further release: this is evaluation number {len(costs)} of this run, which was resumed "
+        "and has another model since the one before. For users who were held out in all of them "
+        f"they cost ε = {round_up(epsilon)} at δ = {delta:g} together (added up)."
+    )

@@ -31,7 +31,7 @@ class TrainingPlan:
     settings
         Everything that was looked at: cohorts of the same T, in order.
     chosen
-        The recommended one.
+        The recommended one; where none will do, the least bad.
     given
         The cohort that was asked about, where one was.
     fewer_rounds
@@ -109,8 +109,9 @@ class TrainingPlan:
 
     def _recommended(self) -> list[str]:
         s, q = self.chosen, self.question
+        verb = "Take" if s.good else "Least bad is"
         lines = [
-            f"Take m = {s.cohort:,}, T = {s.rounds:,}, C = {s.clipping.bound:g}, "
+            f"{verb} m = {s.cohort:,}, T = {s.rounds:,}, C = {s.clipping.bound:g}, "
             f"C_s = {s.clipping.counts:g}, learning rate {s.learning_rate:.3g}: {self.reason}.",
             f"Noise: s = {s.gradient_noise:.3g} on each of {q.parameters:,} numbers of the summed "
             f"gradient, which makes {s.gradient_length:.3g} in length on its mean against at most "

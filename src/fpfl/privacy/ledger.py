@@ -84,7 +84,7 @@ class RunLedger:
         self.charges: dict[Mechanism, int] = {}
         self.charged: set[int] = set()
         self.changes: list[dict[str, Any]] = []
-        self.evaluated: dict[str, Any] | None = None
+        self.evaluations: list[dict[str, Any]] = []
         self._charge_lines = 0
         self._mechanism = self.terms.mechanism if self.terms else None
         self._rounds = self.terms.rounds if self.terms else 0
@@ -262,15 +262,27 @@ class RunLedger:
         """Record that so many users have withdrawn and are left out from a round on."""
         self.chain.append("withdrawal", round=round, users=users)
 
-    def evaluation(self, mechanism: Mechanism, epsilon: float, delta: float) -> None:
-        """Charge the one private evaluation of a run, on held-out users, before it is released."""
-        if self.evaluated is not None:
+    def evaluation(
+        self, mechanism: Mechanism, epsilon: float, delta: float, model: str | None = None
+    ) -> None:
+        """Charge the one private evaluation of a model, on held-out users, before it is released.
+
+        ``model`` is the digest of its file. A run that was resumed, and ended with another model,
+        may be evaluated again: that is a further release, and costs as much again.
+        """
+        known = self._evaluated(model)
+        if known is not None:
             raise BudgetExhaustedError(
-                f"this run was evaluated privately already (ε = {self.evaluated['epsilon']:g} at "
-                f"δ = {self.evaluated['delta']:g}); a second release would cost as much again and "
-                "is not made. Use the figures that were released"
+                f"this run was evaluated privately already (ε = {known['epsilon']:g} at "
+                f"δ = {known['delta']:g}), and has had the same model since; a second release "
+                "would cost as much again and is not made. Use the figures that were released"
             )
-        record = {"mechanism": mechanism.as_dict(), "epsilon": epsilon, "delta": delta}
+        record = {
+            "mechanism": mechanism.as_dict(),
+            "epsilon": epsilon,
+            "delta": delta,
+            "model": model,
+        }
         self.chain.append("evaluation", **record)
         self._take({"kind": "evaluation", **record})
         self.chain.sync()
@@ -308,7 +320,16 @@ class RunLedger:
             self._rounds = record["rounds"]
             self.changes.append(record)
         elif kind == "evaluation":
-            self.evaluated = record
+            self.evaluations.append(record)
+
+    def _evaluated(self, model: str | None) -> dict[str, Any] | None:
+        """The private evaluation of the model that the run ended with last; None: not yet."""
+        ended = False
+        for record in reversed(self.chain.records):
+            if record["kind"] == "evaluation" and (not ended or record.get("model") == model):
+                return record
+            ended = ended or record["kind"] == "finish"
+        return None
 
     def _check_room(self, round: int) -> None:
         assert self._mechanism is not None

@@ -16,6 +16,7 @@ from fpfl.report.markdown import bullets, plain, table
 from fpfl.report.reading import RunRecord
 from fpfl.report.words import (
     banners,
+    class_words,
     headline,
     is_regression,
     method_name,
@@ -144,7 +145,7 @@ def _data(record: RunRecord) -> list[str]:
     if schema.get("classes") is None:
         rows.append(("label range (declared)", str(schema.get("label_range"))))
     else:
-        rows.append(("classes", str(schema["classes"])))
+        rows.append(("classes", class_words(schema) or str(schema["classes"])))
     expected = schema.get("samples_per_user")
     rows.append(("samples per user (declared)", NOT_SAID if expected is None else f"{expected:g}"))
     lines = [f"| {plain(name)} | {plain(value, 2000)} |" for name, value in rows]

@@ -144,7 +144,7 @@ def _comparison(
     measures: frozenset[tuple[str, str]],
 ) -> Comparison:
     first = rows[0][1]
-    lower = "error" in first.score_name
+    lower = first.lower
     entries = []
     for i, evaluation, gap in rows:
         judged = gap is evaluation.gaps.get("constraint") and evaluation.verdict is not None
@@ -178,7 +178,20 @@ def _point(entry: Entry, lower: bool) -> tuple[float, float, float]:
     assert score is not None
     assert gap is not None
     assert epsilon is not None
-    return (-score if lower else score, gap, epsilon)
+    return (-score if lower else score, gap, _as_asked(epsilon))
+
+
+def _as_asked(epsilon: float) -> float:
+    """ε in three digits, rounded up.
+
+    The noise for an ε is searched for, and ends a little below it: two runs that were asked for
+    the same one differ in the fifth digit, which says nothing about either.
+    """
+    if epsilon <= 0 or math.isinf(epsilon):
+        return epsilon
+    unit = math.floor(math.log10(epsilon)) - 2
+    steps = math.ceil(epsilon * 10.0**-unit * (1 - 1e-12))
+    return float(f"{steps}e{unit}")
 
 
 def _released(record: RunRecord) -> Evaluated | None:

@@ -53,14 +53,16 @@ def _one(
     mark = f" {badge(SIMULATION_ONLY, 'sim')}" if comparison.source in ("test", "training") else ""
     title = f"{comparison.what or 'gap'}, measured {where.replace(f' ({SIMULATION_ONLY})', '')}"
     users, samples = comparison.people
-    people = f"{users:,} users" + ("" if samples is None else f", {samples:,} samples")
+    people = f"{users:,} users" + ("" if samples is None else f" with {samples:,} samples")
+    how = "trained on" if comparison.source == "released" else "measured on"
     best = [names[e.index] for e in comparison.entries if e.best]
     lines = [
-        f"{len(comparison.entries)} runs, {people}, and the same "
-        f"{len(comparison.measures)} rates of groups. Best trade-offs: {', '.join(best)}. No other "
-        f"run here is at least as good in {comparison.score_name}, gap and ε, and better in one. "
-        "No privacy counts as an infinite ε. That is by the values; where intervals overlap, the "
-        "order may be chance."
+        f"{len(comparison.entries)} runs, each {how} {people}. The gap is the largest "
+        f"difference to the whole in {_compared(comparison)}.",
+        f"Best trade-offs: {', '.join(best) or 'not known'}. No other run here is at least as good "
+        f"in {comparison.score_name}, gap and ε, and better in one. ε counts in three digits; no "
+        "privacy counts as an infinite ε. That is by the values; where intervals overlap, the "
+        "order may be chance.",
     ]
     alphas = {e.tolerance for e in comparison.entries if e.tolerance is not None}
     if len(alphas) > 1:
@@ -85,6 +87,13 @@ def _one(
         f"brackets</span></caption><thead><tr>{cells}</tr></thead><tbody>{rows}</tbody></table></div>"
         f'<div class="charts one">{figure_html(place, chart)}</div></div>'
     )
+
+
+def _compared(comparison: Comparison) -> str:
+    """The rates and the groups that a gap is about, in words."""
+    rates = sorted({rate for rate, _ in comparison.measures})
+    groups = sorted({group for _, group in comparison.measures})
+    return f"{' and '.join(rates)} of {len(groups)} groups ({', '.join(groups)})"
 
 
 def _row(entry: Entry, record: RunRecord, name: str, link: str) -> str:

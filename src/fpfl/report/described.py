@@ -9,9 +9,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fpfl.report.evaluated import SIMULATION_ONLY, Evaluated, Kind, read_evaluation
+from fpfl.report.evaluated import Evaluated, Kind, read_evaluation
 from fpfl.report.reading import NO_PRIVACY, RunRecord, read_run
-from fpfl.report.words import marks
+from fpfl.report.words import marks, source_mark
 
 if TYPE_CHECKING:
     from fpfl.data.schema import Schema
@@ -112,8 +112,7 @@ def judged_by(record: RunRecord) -> Evaluated | None:
 
 def verdict_on(evaluation: Evaluated) -> str:
     """What a verdict rests on, in a few words."""
-    mark = "released under its own ε" if evaluation.released else SIMULATION_ONLY
-    return f"{evaluation.title.lower()} ({mark})"
+    return f"{evaluation.title.lower()} ({source_mark(evaluation)})"
 
 
 def _in_memory(run: Run) -> RunRecord:

@@ -15,6 +15,8 @@ SIMULATION_ONLY = "simulation only"
 """The mark of whatever was not released."""
 
 _NUMBER = int | float | None
+_ERRORS = ("absolute error", "squared error")
+"""The scores of a private evaluation that are better when they are less."""
 _TITLES: dict[Kind, str] = {
     "private": "Held-out users, released with noise",
     "test": "Test set",
@@ -78,8 +80,9 @@ class Evaluated:
     ----------
     kind
         On what.
-    score_name, score
-        What says how good the model is (accuracy, or an error), for the whole.
+    score_name, score, lower
+        What says how good the model is (accuracy, or an error), for the whole; whether less of it
+        is better.
     gaps
         By name; ``"constraint"`` is the one that the verdict is about.
     constraint, tolerance, verdict, verdict_in_words, confidence
@@ -107,6 +110,7 @@ class Evaluated:
     delta: float | None = None
     seeded: bool = False
     statement: tuple[str, ...] = ()
+    lower: bool = False
 
     @property
     def released(self) -> bool:
@@ -156,6 +160,7 @@ def _open(file: Path, kind: Kind, content: dict[str, Any]) -> Evaluated:
         gaps={str(n): _gap(file, str(n), gap, scores) for n, gap in content["gaps"].items()},
         users=content["users"],
         samples=content["samples"],
+        lower=name == "error",
         **_judged(content),
     )
 
@@ -179,6 +184,7 @@ def _private(file: Path, content: dict[str, Any]) -> Evaluated:
         delta=content["delta"],
         seeded=content["seeded"],
         statement=tuple(map(str, content["statement"])),
+        lower=content["score"] in _ERRORS,
         **_judged(content),
     )
 

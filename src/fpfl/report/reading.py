@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fpfl.report.evaluated import KINDS, Evaluated, Kind, read_evaluation
-from fpfl.report.shapes import check_history, check_privacy, check_settings
+from fpfl.report.shapes import check_history, check_kinds, check_privacy, check_settings
 
 if TYPE_CHECKING:
     from fpfl.privacy.ledger import RunLedger
@@ -240,12 +240,8 @@ def _record(
     notes: list[str],
     **more: Any,
 ) -> RunRecord:
-    found = {}
     # A model that is not final was not evaluated: what is there is of the one before.
-    for kind in KINDS if more["finished"] else ():
-        content = _read(path / f"evaluation-{kind}.json", dict)
-        if content is not None:
-            found[kind] = read_evaluation(path / f"evaluation-{kind}.json", kind, content)
+    found = _evaluations(path, notes) if more["finished"] else {}
     times = [] if ledger is None else [r for r in ledger.chain.records if "time" in r]
     ends = [r["time"] for r in times if r["kind"] == "finish"]
     return RunRecord(
@@ -255,12 +251,50 @@ def _record(
         charged=None if ledger is None or ledger.terms is None else ledger.spent,
         evaluations=found,
         schema=_read(path / "schema.json", dict),
-        environment=_read(path / "environment.json", dict),
+        environment=_environment(path / "environment.json"),
         begun=str(times[0]["time"]) if times else None,
         ended=str(ends[-1]) if ends and more["finished"] else None,
         notes=tuple(notes),
         **more,
     )
+
+
+def _evaluations(path: Path, notes: list[str]) -> dict[Kind, Evaluated]:
+    """The evaluations of the model in the folder; what is of another one is noted, and left out."""
+    from fpfl.folder import model_digest
+
+    model = model_digest(path)
+    found, of_another, unsure = {}, [], []
+    for kind in KINDS:
+        file = path / f"evaluation-{kind}.json"
+        content = _read(file, dict)
+        if content is None:
+            continue
+        evaluation, judged = read_evaluation(file, kind, content), content.get("model")
+        if None not in (judged, model) and judged != model:
+            of_another.append(file.name)
+            continue
+        found[kind] = evaluation
+        if None in (judged, model):
+            unsure.append(file.name)
+    if of_another:
+        notes.append(
+            f"Left out, being of another model than the run has now: {', '.join(of_another)}. The "
+            "run was resumed since; evaluate it again (fpfl evaluate, or fpfl resume --simulation)."
+        )
+    if unsure:
+        notes.append(
+            f"It is not known which model was measured in {', '.join(unsure)}: the file or the "
+            "folder does not say. If the run was resumed since, it was the one before."
+        )
+    return found
+
+
+def _environment(file: Path) -> dict[str, Any] | None:
+    found: dict[str, Any] | None = _read(file, dict)
+    if found is not None:
+        check_kinds(file, found, {"packages": dict | None})
+    return found
 
 
 def _ledger(path: Path) -> RunLedger | None:

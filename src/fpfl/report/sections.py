@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from fpfl.report.charts import Chart, style
-from fpfl.report.evaluated import SIMULATION_ONLY, Evaluated
+from fpfl.report.evaluated import Evaluated
 from fpfl.report.reading import RunRecord
 from fpfl.report.runcharts import charts
 from fpfl.report.series import window
@@ -116,7 +116,7 @@ def _tiles(record: RunRecord) -> str:
     found = []
     best = _main(record)
     if best is not None:
-        mark = badge("released", "plain") if best.released else badge(SIMULATION_ONLY, "sim")
+        mark = badge(source_mark(best), "plain" if best.released else "sim")
         where = f"{escape(best.title.split(',')[0])} {mark}"
         ends = interval(best.score)
         found.append(_tile(best.score_name.capitalize(), number(best.score.value), ends, where))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,8 +102,20 @@ def _size(record: RunRecord) -> str:
 def _task(record: RunRecord) -> str:
     schema = record.schema or {}
     if isinstance(schema.get("classes"), int):
-        return f"{schema['classes']} classes"
+        named = class_words(schema)
+        return f"{schema['classes']} classes" + (f" ({named})" if named else "")
     return "a regression" if is_regression(record) else "classification"
+
+
+def class_words(schema: Mapping[str, Any], shown: int = 20) -> str:
+    """Which class is which, and which of two is the positive one; empty where nobody said."""
+    names = schema.get("class_names")
+    if not isinstance(names, list | tuple):
+        return ""
+    said = [f"{i} = {name}" for i, name in enumerate(names)]
+    if len(said) == 2:
+        said[1] += ", the positive one"
+    return "; ".join([*said[:shown], *([f"and {len(said) - shown} more"] if said[shown:] else [])])
 
 
 def _people(record: RunRecord) -> str:
