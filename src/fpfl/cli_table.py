@@ -151,8 +151,9 @@ def _check(options: TableOptions, schema: TableSchema, origin: Path) -> None:
         )
     if not options.by and (options.constraint is not None or options.tolerance is not None):
         raise ValueError("--constraint and --tolerance compare groups; give --groups, too")
-    for flag, given in (("--delta", options.delta), ("--ledger", options.ledger)):
-        if given is not None and options.epsilon is None:
+    alone = {"--delta": options.delta, "--ledger": options.ledger}
+    for flag, value in alone.items():
+        if value is not None and options.epsilon is None:
             raise ValueError(f"{flag} goes with --epsilon; give both, or neither")
 
 
