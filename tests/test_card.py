@@ -191,6 +191,20 @@ def test_missing_pieces_are_said(tmp_path: Path) -> None:
         model_card(tmp_path)
 
 
+def test_without_a_constraint_the_usual_rates_are_tabled() -> None:
+    run, people = trained(None, privacy=None, constraint=None, method=None)
+    test = run.evaluate(people, bootstrap=20)
+    part = section(model_card(run, schema=people.schema, evaluation=test), "Test set")
+    tabled = [row for row in rows(part) if row[1] in ("FNR", "FPR", "selection rate")]
+    groups = [name for name in test.rates["FNR"] if name != "overall"]
+    assert {(row[1], row[0]) for row in tabled} == {
+        (rate, group) for rate in ("FNR", "FPR", "selection rate") for group in groups
+    }
+    assert f"Gap (FNR and FPR): {test.gaps['eo'].value:.3f}" in part
+    assert f"Gap (selection rate): {test.gaps['demp'].value:.3f}" in part
+    assert "Verdict" not in part
+
+
 def test_hypothetical_privacy_and_groups_without_samples_are_said() -> None:
     race = fpfl.Attribute("race", ("A", "B", "C"), unknown=True)
     run, people = trained(

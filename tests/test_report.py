@@ -28,11 +28,14 @@ from fpfl.privacy.rules import Block
 from fpfl.report import series
 from fpfl.report.charts import span_of, thinned
 from fpfl.report.comparing import best_tradeoffs, compare, told_apart
+from fpfl.report.comparison import BEATEN, BEST, NOT_BEATEN, standing
 from fpfl.report.described import run_facts
 from fpfl.report.evaluated import Figure, read_evaluation
+from fpfl.report.judging import same_gap, verdict_of
 from fpfl.report.page import in_script, report_html
 from fpfl.report.reading import NO_PRIVACY, RunRecord, read_run
 from fpfl.report.runcharts import charts
+from fpfl.report.sections import brief
 from fpfl.report.words import banners, headline, marks
 from fpfl.thirdparty.noise import SeededNoise
 
@@ -607,8 +610,129 @@ def test_a_run_without_the_constraint_is_compared_by_the_same_gap(tmp_path: Path
     (comparison,), _ = compare(records)
     one, other = comparison.entries
     assert one.gap == other.gap
-    assert (one.tolerance, other.tolerance) == (0.1, None)
-    assert other.verdict == "not judged"
+    assert (one.tolerance, other.tolerance) == (0.1, 0.1)
+    assert one.verdict == other.verdict == records[0].evaluations["test"].verdict
+    assert [one.trained, other.trained] == [False, False]
+    words = "".join(Elements(page_of(*(r.folder for r in records))).words)
+    assert "judged and not were not trained for this constraint" in words
+
+    # With two tolerances there is none to judge it by.
+    strict = replace(records[0], folder=Path("strict"))
+    strict.evaluations["test"] = replace(records[0].evaluations["test"], tolerance=0.01)
+    judged = replace(strict, evaluations=dict(strict.evaluations), folder=Path("judged"))
+    judged.evaluations["test"] = replace(judged.evaluations["test"], tolerance=0.1)
+    (mixed,), _ = compare([judged, strict, records[1]])
+    assert [e.tolerance for e in mixed.entries] == [0.1, 0.01, None]
+    assert mixed.entries[2].verdict == "not judged"
+
+
+def test_a_run_with_more_groups_is_compared_by_some_of_them(runs: dict[str, Path]) -> None:
+    """The task's gap is of sexes and races; the constraint is about sexes alone."""
+    plain = read_run(runs["plain"])
+    model, parity = fpfl.mlp(5, seed=0), fpfl.fnr_parity("sex", tolerance=0.1)
+    found = [
+        fpfl.evaluate_model(model, PEOPLE, constraint=constraint, bootstrap=100)
+        for constraint in (parity, None)
+    ]
+    own, all_groups = (read_evaluation(Path("e"), "test", e.as_dict()) for e in found)
+    asked = own.gaps["constraint"]
+    gap = same_gap(all_groups, asked.measures)
+    assert gap is not None
+    assert gap.measures == asked.measures < all_groups.gaps["fnr"].measures
+    assert gap.value.value == asked.value.value
+    assert gap.value.low <= asked.value.low <= asked.value.high <= gap.value.high
+    records = [replace(plain, folder=Path(str(i)), evaluations={"test": e})
+               for i, e in enumerate((own, all_groups))]  # fmt: skip
+    (comparison,), silent = compare(records)
+    assert silent == []
+    assert [e.gap.value for e in comparison.entries] == [asked.value.value] * 2
+    assert same_gap(all_groups, asked.measures | {("FNR", "sex=Other")}) is None
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "known", "verdict"),
+    [
+        (0.03, 0.09, True, "outside"),
+        (0.03, 0.09, False, "outside"),
+        (0.02, 0.09, True, "cannot tell"),
+        (0.0, 0.02, True, "within"),
+        (0.0, 0.02, False, "cannot tell"),
+        (None, None, True, "cannot tell"),
+    ],
+)
+def test_a_verdict_is_by_the_interval(
+    record: RunRecord, low: float | None, high: float | None, known: bool, verdict: str
+) -> None:
+    gap = record.evaluations["test"].gaps["constraint"]
+    first = replace(gap.rows[0], value=Figure(0.3 if known else None))
+    rows = (first, *(replace(row, value=Figure(0.3)) for row in gap.rows[1:]))
+    assert verdict_of(replace(gap, value=Figure(0.02, low, high), rows=rows), 0.02) == verdict
+
+
+def test_what_is_not_compared_has_a_cause_and_a_remedy(record: RunRecord) -> None:
+    test = record.evaluations["test"]
+    gaps = {name: gap for name, gap in test.gaps.items() if name != "constraint"}
+    first = replace(test.gaps["constraint"].rows[0], group="others")
+    other = replace(test.gaps["constraint"], rows=(first,))
+    own = replace(record, history=[], evaluations={"test": test})
+    assert test.samples is not None
+    for changed, words in (
+        ({"test": replace(test, samples=1971)},
+         f"different held-out people: {test.samples:,} and 1,971 samples; give both runs the same "
+         "--test file"),
+        ({"test": replace(test, gaps=gaps)}, "not all of them are in the other's evaluation"),
+        ({"test": replace(test, gaps={"constraint": other}, constraint="mine")},
+         "different constraints: equalised odds is about FNR and FPR of 6 groups"),
+        ({"private": record.evaluations["private"]}, "no evaluation of the same kind"),
+        ({}, "the other none); evaluate both alike"),
+        ({"test": replace(test, score_name="absolute error")}, "different tasks"),
+    ):  # fmt: skip
+        second = replace(own, folder=Path("second"), evaluations=changed)
+        found, (names, why) = compare([own, second])
+        assert found == []
+        assert names == "Not compared: full, second."
+        assert why.startswith("full and second: ")
+        assert words in why
+    free = replace(own, folder=Path("free"), evaluations={"test": replace(test, gaps=gaps)})
+    _, (_, why) = compare([free, replace(free, folder=Path("too"))])
+    assert "neither has a constraint" in why
+
+
+def test_what_is_outside_is_no_best_tradeoff(record: RunRecord) -> None:
+    test = record.evaluations["test"]
+
+    def run(name: str, accuracy: float, verdict: str) -> RunRecord:
+        judged = replace(test, score=Figure(accuracy), verdict=verdict)
+        return replace(record, folder=Path(name), evaluations={"test": judged})
+
+    runs = [run("good", 0.8, "outside"), run("bad", 0.7, "within")]
+    (comparison,), _ = compare(runs)
+    assert [(e.best, e.recommended) for e in comparison.entries] == [(True, False), (False, False)]
+    assert [standing(e) for e in comparison.entries] == [NOT_BEATEN, BEATEN]
+    words = "".join(Elements(report_html(runs, "")).words)
+    assert "Best trade-offs: none." in words
+    assert "Not dominated either, but outside α: good." in words
+    assert "★" not in words
+    (unsure,), _ = compare([run("good", 0.8, "cannot tell"), runs[1]])
+    assert standing(unsure.entries[0]) == BEST
+
+
+def test_a_headline_names_the_rates_of_its_gap(record: RunRecord) -> None:
+    test = record.evaluations["test"]
+    value = test.gaps["constraint"].value.value
+    judged = replace(record, evaluations={"test": test})
+    assert f" · gap (FNR and FPR) {value:.3f} · " in brief(judged)
+    gaps = {name: gap for name, gap in test.gaps.items() if name != "constraint"}
+    free = replace(test, gaps=gaps, constraint=None, tolerance=None, verdict=None)
+    alone = replace(record, evaluations={"test": free})
+    assert "gap" not in brief(alone)
+    page = report_html([alone], "")
+    assert "<dt>Gap" not in page
+    assert "<dt>Gap (FNR and FPR)</dt>" in report_html([judged], "")
+    words = "".join(Elements(page).words)
+    for name in ("eo", "demp"):
+        rates = {"eo": "FNR and FPR", "demp": "selection rate"}[name]
+        assert f"Gap ({rates}) {gaps[name].value.value:.3f}" in words
 
 
 def test_a_comparison_says_what_was_compared(runs: dict[str, Path]) -> None:
@@ -660,11 +784,13 @@ def test_the_page_names_the_worst_pair_and_the_verdict(runs: dict[str, Path]) ->
 
 def test_banners_for_what_is_not_private(record: RunRecord) -> None:
     assert [b.title for b in banners(record)] == ["Seeded noise: a simulation"]
-    assert marks(record) == ["seeded noise"]
+    assert marks(record) == ["seeded noise", "seeded cohorts"]
     private = dict(record.privacy or {})
     real = replace(record, privacy=private | {"seeded_noise": False})
     assert banners(real) == []
-    assert marks(real) == []
+    assert marks(real) == ["seeded cohorts"]
+    assert any(line.startswith("Seeded cohorts") for line in record.statement)
+    assert marks(replace(real, privacy=(real.privacy or {}) | {"seeded_cohorts": False})) == []
     test = vars(Aggregation(nodes=4, least=3, colluders=1, shares=True, injected=True))
     injected = replace(record, privacy=private | {"aggregation": test})
     assert [b.title for b in banners(injected)] == ["NOT PRIVATE"]
@@ -748,14 +874,33 @@ def test_the_command_says_what_to_do(command, runs: dict[str, Path], tmp_path: P
     for words, message in (
         ([tmp_path, "-o", tmp_path / "a.html"], "neither result.json nor ledger.jsonl"),
         ([runs["full"], "-o", tmp_path], "is a folder; name a file for the page"),
+        ([runs["full"], "-o", tmp_path / "no" / "such" / "a.html"],
+         f"there is no folder {tmp_path / 'no'}; make it first"),
         ([], "Missing argument"),
-    ):
+    ):  # fmt: skip
         code, _, err = command(*words)
         assert code == 2
         assert message in err
         assert err.count("\n") == 1
     with pytest.raises(ValueError, match="no run was given"):
         fpfl.write_report([], tmp_path / "a.html")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_what_cannot_be_written_does_not_speak_of_a_file_that_was_not_there(
+    there: bool, command, runs: dict[str, Path], tmp_path: Path
+) -> None:
+    pytest.importorskip("plotly", reason="plotly is not installed")
+    page = tmp_path / ("x" * 247 + ".html")  # the name of the part beside it is too long
+    if there:
+        page.write_text("old")
+    code, _, err = command(runs["full"], "-o", page)
+    assert code != 0
+    assert err.count("\n") == 1
+    assert ("as it was before is still there" in err) == there
+    assert ("Nothing was written" in err) != there
+    assert page.exists() == there
 
 
 def test_without_plotly_the_extra_is_named(command, runs, tmp_path, monkeypatch) -> None:

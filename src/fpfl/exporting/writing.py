@@ -185,7 +185,10 @@ def _target(path: str | Path, ending: str, overwrite: bool) -> Path:
     if target.suffix != ending:
         raise ValueError(f"the file is called {target.name!r}; its name must end in {ending}")
     if target.exists() and not overwrite:
-        raise ValueError(f"{target} is there already; name another, or overwrite it (--force)")
+        raise ValueError(
+            f"{target} is there already; name another, or replace it (overwrite=True; on the "
+            "command line --force)"
+        )
     with explained(target.parent, "Nothing was exported; name a folder that can be written to"):
         target.parent.mkdir(parents=True, exist_ok=True)
     return target

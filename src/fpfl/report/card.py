@@ -22,6 +22,7 @@ from fpfl.report.words import (
     method_name,
     number,
     percent,
+    rates_of,
     score_word,
     source_mark,
     what_was_trained,
@@ -209,10 +210,12 @@ def _results(record: RunRecord) -> list[str]:
     if last:
         averaged = last.get("averaged_gap")
         gap, word = (last.get("gap"), "gap") if averaged is None else (averaged, "averaged gap")
+        rates = " and ".join(record.rates)
+        gaps = f", {word} ({plain(rates)}) {number(gap)}" if rates else ""
         noise = "with noise" if record.privacy is not None else "without noise"
         lines.append(
             f"Released in the last round of training (round {last['round']:,}; its cohort's, "
-            f"{noise}): {score_word(record)} {number(last.get('accuracy'))}, {word} {number(gap)}."
+            f"{noise}): {score_word(record)} {number(last.get('accuracy'))}{gaps}."
         )
     return lines
 
@@ -225,8 +228,7 @@ def _evaluated(e: Evaluated) -> list[str]:
         f"{samples}{e.users:,} users; intervals at {percent(e.confidence)}. "
         f"{plain(e.score_name)} {with_interval(e.score)}.",
     ]
-    gap = e.main
-    if gap is not None:
+    for gap in e.tabled:
         # Differences have signs; brackets of intervals are no links, and need no escape.
         head = ("group", "rate", "value", "overall − value", "n'")
         rows = [
@@ -236,7 +238,7 @@ def _evaluated(e: Evaluated) -> list[str]:
         ]  # fmt: skip
         lines += ["", *table(head, []), *(f"| {' | '.join(row)} |" for row in rows), ""]
         worst = "" if gap.worst_group is None else f", the worst being {gap.worst_group}"
-        what = e.constraint if gap.name == "constraint" else gap.name
+        what = e.constraint if gap.name == "constraint" else rates_of(gap)
         lines.append(f"Gap ({plain(what)}): {with_interval(gap.value)}{plain(worst)}.")
         pair = gap.worst_pair
         if pair is not None:

@@ -1,20 +1,23 @@
 """Several runs side by side: like is compared with like, and the best trade-offs are marked.
 
 Two runs are comparable where the same gap (the same rates of the same groups) was measured on the
-same kind of people, in the same way.
+same kind of people, in the same way. A run without a constraint, or with another, is judged by the
+one of the comparison where its evaluation has all it takes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from fpfl.report.evaluated import SIMULATION_ONLY, Evaluated, Figure, Gap
+from fpfl.report.judging import Measures, same_gap, trained_for, verdict_of
 from fpfl.report.reading import RunRecord
 from fpfl.report.series import gap_of_means, rate_lines, running_mean, window
+from fpfl.report.uncompared import why_not
 from fpfl.report.words import is_regression
 
 Source = Literal["private", "test", "training", "released"]
@@ -32,7 +35,8 @@ class Entry:
     """A run in a comparison.
 
     ``epsilon`` is infinite without privacy, and None where nobody computed it; ``best`` says that
-    no other run of the comparison is at least as good in all three and better in one.
+    no other run of the comparison is at least as good in all three and better in one. ``trained``
+    says that the run's own constraint is about this gap.
     """
 
     index: int
@@ -41,7 +45,13 @@ class Entry:
     epsilon: float | None
     tolerance: float | None
     verdict: str
+    trained: bool
     best: bool = False
+
+    @property
+    def recommended(self) -> bool:
+        """Whether it is called a best trade-off: what is outside α is none, beaten or not."""
+        return self.best and self.verdict != "outside"
 
 
 @dataclass(frozen=True)
@@ -54,7 +64,7 @@ class Comparison:
 
     source: Source
     what: str
-    measures: frozenset[tuple[str, str]]
+    measures: Measures
     people: tuple[int, int | None]
     score_name: str
     lower: bool
@@ -103,13 +113,14 @@ def compare(records: Sequence[RunRecord]) -> tuple[list[Comparison], list[str]]:
         for comparison in _of_source(source, records):
             found.append(comparison)
             covered |= {entry.index for entry in comparison.entries}
-    return found, _left_out(records, covered)
+    names = told_apart([record.folder for record in records])
+    return found, why_not(records, names, [i for i in range(len(records)) if i not in covered])
 
 
 def _of_source(source: Source, records: Sequence[RunRecord]) -> list[Comparison]:
     measured = [_released(r) if source == "released" else r.evaluations.get(source)
                 for r in records]  # fmt: skip
-    kinds: list[tuple[frozenset[tuple[str, str]], tuple[int, int | None], str]] = []
+    kinds: list[tuple[Measures, tuple[int, int | None], str]] = []
     for evaluation in measured:
         gap = None if evaluation is None else evaluation.gaps.get("constraint")
         if evaluation is not None and gap is not None:
@@ -123,50 +134,46 @@ def _of_source(source: Source, records: Sequence[RunRecord]) -> list[Comparison]
             if evaluation is not None
             and (evaluation.users, evaluation.samples) == people
             and evaluation.score_name == score
-            and (gap := _same(evaluation, measures)) is not None
+            and (gap := same_gap(evaluation, measures)) is not None
         ]
         if len(rows) > 1:
             comparisons.append(_comparison(source, records, rows, measures))
     return comparisons
 
 
-def _same(evaluation: Evaluated, measures: frozenset[tuple[str, str]]) -> Gap | None:
-    """The gap of an evaluation that compares the same, the constraint's own before others."""
-    own = evaluation.gaps.get("constraint")
-    gaps = ([own] if own else []) + list(evaluation.gaps.values())
-    return next((gap for gap in gaps if gap.measures == measures), None)
-
-
 def _comparison(
     source: Source,
     records: Sequence[RunRecord],
     rows: list[tuple[int, Evaluated, Gap]],
-    measures: frozenset[tuple[str, str]],
+    measures: Measures,
 ) -> Comparison:
     first = rows[0][1]
     lower = first.lower
+    own = [gap is e.gaps.get("constraint") and e.verdict is not None for _, e, gap in rows]
+    alphas = {e.tolerance for (_, e, _), judged in zip(rows, own, strict=True) if judged}
+    # Runs that were not judged by this constraint are, where there is one α to judge them by.
+    shared = alphas.pop() if len(alphas) == 1 else None
     entries = []
-    for i, evaluation, gap in rows:
-        judged = gap is evaluation.gaps.get("constraint") and evaluation.verdict is not None
+    for (i, evaluation, gap), judged in zip(rows, own, strict=True):
+        verdict = "not judged" if shared is None else verdict_of(gap, shared)
         entries.append(
             Entry(
                 index=i,
                 score=evaluation.score,
                 gap=gap.value,
                 epsilon=math.inf if records[i].privacy is None else records[i].epsilon,
-                tolerance=evaluation.tolerance if judged else None,
-                verdict=str(evaluation.verdict) if judged else "not judged",
+                tolerance=evaluation.tolerance if judged else shared,
+                verdict=str(evaluation.verdict) if judged else verdict,
+                trained=trained_for(records[i], measures),
             )
         )
     figures = [(e.score.value, e.gap.value, e.epsilon) for e in entries]
     known = [i for i, values in enumerate(figures) if None not in values]
     points = [_point(entries[i], lower) for i in known]
     best = {i for i, good in zip(known, best_tradeoffs(points), strict=True) if good}
-    marked = [
-        Entry(e.index, e.score, e.gap, e.epsilon, e.tolerance, e.verdict, i in best)
-        for i, e in enumerate(entries)
-    ]
-    names = dict.fromkeys(str(e.constraint) for _, e, _ in rows if e.constraint)
+    marked = [replace(e, best=i in best) for i, e in enumerate(entries)]
+    asked = [e for _, e, gap in rows if gap is e.gaps.get("constraint")]  # one at least
+    names = dict.fromkeys(str(e.constraint) for e in asked if e.constraint)
     return Comparison(
         source, " / ".join(names), measures, (first.users, first.samples), first.score_name, lower,
         tuple(marked),
@@ -221,21 +228,8 @@ def _released(record: RunRecord) -> Evaluated | None:
 class _ReleasedGap(Gap):
     """A gap of released totals, which come without rows of their own."""
 
-    cells: frozenset[tuple[str, str]] = frozenset()
+    cells: Measures = frozenset()
 
     @property
-    def measures(self) -> frozenset[tuple[str, str]]:
+    def measures(self) -> Measures:
         return self.cells
-
-
-def _left_out(records: Sequence[RunRecord], covered: set[int]) -> list[str]:
-    missing = [i for i in range(len(records)) if i not in covered]
-    if not missing:
-        return []
-    names = told_apart([record.folder for record in records])
-    which = ", ".join(names[i] for i in missing)
-    return [
-        f"Not compared: {which}. Nothing was measured there in the same way as in another run: "
-        "the same rates of the same groups, on the same kind of people. Evaluate the runs alike "
-        "(fpfl evaluate; or a test set in the config) to compare them."
-    ]

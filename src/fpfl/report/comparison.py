@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from fpfl.report.charts import BLUE, Chart, Table, Trace, axes, safe
@@ -12,9 +12,15 @@ from fpfl.report.evaluated import SIMULATION_ONLY, Figure
 from fpfl.report.reading import RunRecord
 from fpfl.report.sections import figure_html
 from fpfl.report.tables import badge, paragraphs, verdict_badge
+from fpfl.report.uncompared import groups_in_words
 from fpfl.report.words import epsilon_words, marks, number, with_interval
 
-BEST = "★ best trade-off"
+BEST = "best trade-off"
+NOT_BEATEN = "not dominated, outside α"
+BEATEN = "another run is better"
+UNTRAINED = "not trained for it"
+_CORNERS = ("bottom left", "top left", "top right", "bottom right")
+_SYMBOLS = {BEST: "star", NOT_BEATEN: "diamond", BEATEN: "circle"}
 
 
 def comparison_html(
@@ -36,6 +42,13 @@ def comparison_html(
     return text, placed
 
 
+def standing(entry: Entry) -> str:
+    """How a run stands among the others, in words."""
+    if entry.recommended:
+        return BEST
+    return NOT_BEATEN if entry.best else BEATEN
+
+
 def letter(index: int) -> str:
     """A run's short name in charts: A, B, ..., Z, A1, ..."""
     return chr(ord("A") + index % 26) + (str(index // 26) if index >= 26 else "")
@@ -55,16 +68,28 @@ def _one(
     users, samples = comparison.people
     people = f"{users:,} users" + ("" if samples is None else f" with {samples:,} samples")
     how = "trained on" if comparison.source == "released" else "measured on"
-    best = [names[e.index] for e in comparison.entries if e.best]
+    best = [names[e.index] for e in comparison.entries if standing(e) == BEST]
+    outside = [names[e.index] for e in comparison.entries if standing(e) == NOT_BEATEN]
+    known = any(e.best for e in comparison.entries)
     lines = [
         f"{len(comparison.entries)} runs, each {how} {people}. The gap is the largest "
-        f"difference to the whole in {_compared(comparison)}.",
-        f"Best trade-offs: {', '.join(best) or 'not known'}. No other run here is at least as good "
-        f"in {comparison.score_name}, gap and ε, and better in one. ε counts in three digits; no "
-        "privacy counts as an infinite ε. That is by the values; where intervals overlap, the "
-        "order may be chance.",
+        f"difference to the whole in {groups_in_words(comparison.measures)}.",
+        f"Best trade-offs: {', '.join(best) or ('none' if known else 'not known')}. No other run "
+        f"here is at least as good in {comparison.score_name}, gap and ε, and better in one; and "
+        "none of them is outside its α. ε counts in three digits; no privacy counts as an "
+        "infinite ε. That is by the values; where intervals overlap, the order may be chance.",
     ]
+    if outside:
+        lines.append(f"Not dominated either, but outside α: {', '.join(outside)}.")
     alphas = {e.tolerance for e in comparison.entries if e.tolerance is not None}
+    untrained = [names[e.index] for e in comparison.entries if not e.trained]
+    if untrained:
+        by = f", by α = {next(iter(alphas)):g}" if len(alphas) == 1 else ""
+        lines.append(
+            f"{_list(untrained)} {'was' if len(untrained) == 1 else 'were'} not trained for this "
+            f"constraint, and {'is' if len(untrained) == 1 else 'are'} judged by the same rates of "
+            f"the same groups{by}."
+        )
     if len(alphas) > 1:
         lines.append(
             "The runs have different tolerances α ("
@@ -77,7 +102,8 @@ def _one(
         )
     rows = "".join(_row(e, records[e.index], names[e.index], links[e.index])
                    for e in comparison.entries)  # fmt: skip
-    head = ("run", "trade-off", comparison.score_name, "gap", "verdict", "ε", "marks")
+    gap = _gap(comparison)
+    head = ("run", "trade-off", comparison.score_name, gap, "verdict", "ε", "marks")
     cells = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
     return (
         f'<div class="evaluation"><h3>{escape(title[:1].upper() + title[1:])}{mark}</h3>'
@@ -89,20 +115,25 @@ def _one(
     )
 
 
-def _compared(comparison: Comparison) -> str:
-    """The rates and the groups that a gap is about, in words."""
-    rates = sorted({rate for rate, _ in comparison.measures})
-    groups = sorted({group for _, group in comparison.measures})
-    return f"{' and '.join(rates)} of {len(groups)} groups ({', '.join(groups)})"
+def _gap(comparison: Comparison) -> str:
+    """The gap with its rates, which no other gap is taken for then."""
+    return f"gap ({' and '.join(sorted({rate for rate, _ in comparison.measures}))})"
+
+
+def _list(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _row(entry: Entry, record: RunRecord, name: str, link: str) -> str:
     notes = " ".join(badge(mark, "bad" if mark.isupper() else "plain") for mark in marks(record))
+    untrained = "" if entry.trained else f" {badge(UNTRAINED, 'plain')}"
+    stands = {BEST: badge(f"★ {BEST}", "good"), NOT_BEATEN: badge(NOT_BEATEN, "plain")}
     cells = [
-        badge(BEST, "good") if entry.best else "–",
+        stands.get(standing(entry), "–"),
         escape(with_interval(entry.score)),
         escape(with_interval(entry.gap)),
-        verdict_badge(entry.verdict) if entry.verdict != "not judged" else "not judged",
+        (verdict_badge(entry.verdict) if entry.verdict != "not judged" else "not judged")
+        + untrained,
         escape(epsilon_words(record)),
         notes or "–",
     ]
@@ -116,15 +147,20 @@ def _row(entry: Entry, record: RunRecord, name: str, link: str) -> str:
 
 def _scatter(comparison: Comparison, records: Sequence[RunRecord], names: Sequence[str]) -> Chart:
     shown = [e for e in comparison.entries if e.gap.value is not None and e.score.value is not None]
+    # From left to right in turn, off the bars: letters of runs that lie close would cover each
+    # other, or stand on another run's marker.
+    by_gap = sorted(shown, key=lambda e: (e.gap.value or 0.0, e.score.value or 0.0))
+    corners = {e.index: _CORNERS[i % len(_CORNERS)] for i, e in enumerate(by_gap)}
     data = [
         trace
-        for kind, best in (("best trade-off", True), ("another run is better", False))
-        if (trace := _points(kind, [e for e in shown if e.best == best], best, records, names))
+        for kind in (BEST, NOT_BEATEN, BEATEN)
+        for chosen in [[e for e in shown if standing(e) == kind]]
+        if (trace := _points(kind, chosen, records, names, corners))
     ]
     ends = [e.gap.high for e in shown if e.gap.high is not None]
     top = max([*(e.gap.value or 0.0 for e in shown), *ends, 0.01])
     alphas = {e.tolerance for e in shown if e.tolerance is not None}
-    layout = axes("gap (less is fairer)", comparison.score_name)
+    layout = axes(f"{_gap(comparison)}, less is fairer", comparison.score_name)
     if len(alphas) == 1:
         alpha = alphas.pop()
         at = {"x": alpha, "yref": "paper", "y": 1, "yanchor": "top", "xanchor": "left"}
@@ -139,10 +175,15 @@ def _scatter(comparison: Comparison, records: Sequence[RunRecord], names: Sequen
         top = max(top, alpha or 0.0)
     layout["xaxis"]["range"] = [-0.05 * top, 1.08 * top]
     said = "; ".join(
-        f"{names[e.index]}: {comparison.score_name} {number(e.score.value)}, gap "
-        f"{number(e.gap.value)}, ε {epsilon_words(records[e.index])}"
-        f"{', a best trade-off' if e.best else ''}"
+        f"{names[e.index]}: {comparison.score_name} {number(e.score.value)}, "
+        f"{_gap(comparison)} {number(e.gap.value)}, ε {epsilon_words(records[e.index])}"
+        f"{'' if standing(e) == BEATEN else f', {standing(e)}'}"
         for e in shown
+    )
+    outside = (
+        ", diamonds are outside α though no other run is better in everything"
+        if any(standing(e) == NOT_BEATEN for e in shown)
+        else ""
     )
     better = "Lower" if comparison.lower else "Higher"
     return Chart(
@@ -150,20 +191,20 @@ def _scatter(comparison: Comparison, records: Sequence[RunRecord], names: Sequen
         f"{comparison.score_name.capitalize()} against gap against ε",
         f"{better} and further left is better. Letters name the runs of the table; markers grow "
         "with ε (small is private), and runs without privacy are hollow. Stars are the best "
-        "trade-offs. Bars are intervals.",
+        f"trade-offs{outside}. Bars are intervals.",
         f"Scatter chart of {len(shown)} runs. {said}.",
         data,
         layout,
         Table(
             "Runs in the chart",
-            ("run", comparison.score_name, "gap", "ε", "best trade-off"),
+            ("run", comparison.score_name, _gap(comparison), "ε", "trade-off"),
             tuple(
                 (
                     f"{letter(e.index)} {names[e.index]}",
                     number(e.score.value),
                     number(e.gap.value),
                     epsilon_words(records[e.index]),
-                    "yes" if e.best else "no",
+                    standing(e),
                 )
                 for e in shown
             ),
@@ -174,13 +215,13 @@ def _scatter(comparison: Comparison, records: Sequence[RunRecord], names: Sequen
 def _points(
     kind: str,
     entries: Sequence[Entry],
-    best: bool,
     records: Sequence[RunRecord],
     names: Sequence[str],
+    corners: Mapping[int, str],
 ) -> Trace | None:
     if not entries:
         return None
-    shape = "star" if best else "circle"
+    shape, best = _SYMBOLS[kind], kind == BEST
     colour = BLUE if best else "@muted"
     open_ones = [e.epsilon is None or math.isinf(e.epsilon) for e in entries]
     return {
@@ -190,7 +231,7 @@ def _points(
         "x": [e.gap.value for e in entries],
         "y": [e.score.value for e in entries],
         "text": [letter(e.index) for e in entries],
-        "textposition": "top center",
+        "textposition": [corners[e.index] for e in entries],
         "textfont": {"color": "@ink", "size": 14},
         "marker": {
             "symbol": [f"{shape}-open" if o else shape for o in open_ones],

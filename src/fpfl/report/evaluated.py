@@ -17,6 +17,8 @@ SIMULATION_ONLY = "simulation only"
 _NUMBER = int | float | None
 _ERRORS = ("absolute error", "squared error")
 """The scores of a private evaluation that are better when they are less."""
+_USUAL = ("eo", "demp")
+"""Gaps that two classes have, constraint or not: FNR and FPR; selection rate."""
 _TITLES: dict[Kind, str] = {
     "private": "Held-out users, released with noise",
     "test": "Test set",
@@ -129,6 +131,19 @@ class Evaluated:
             return self.gaps["constraint"]
         known = [gap for gap in self.gaps.values() if gap.value.value is not None]
         return max(known, key=lambda gap: gap.value.value or 0.0, default=None)
+
+    @property
+    def tabled(self) -> tuple[Gap, ...]:
+        """The gaps whose groups are shown one by one.
+
+        The constraint's; without one those of FNR, FPR and selection rate, and where there are no
+        such rates (more classes, a regression) the largest.
+        """
+        if "constraint" not in self.gaps:
+            usual = tuple(self.gaps[name] for name in _USUAL if name in self.gaps)
+            if usual:
+                return usual
+        return () if self.main is None else (self.main,)
 
 
 def read_evaluation(file: Path, kind: Kind, content: dict[str, Any]) -> Evaluated:

@@ -39,10 +39,16 @@ def write_report(runs: str | Path | Iterable[str | Path], path: str | Path) -> P
         raise ValueError("no run was given; name at least one run folder")
     if target.is_dir():
         raise ValueError(f"{target} is a folder; name a file for the page, e.g. report.html")
+    folder = target.parent
+    if not folder.is_dir() and not folder.parent.is_dir():
+        raise ValueError(
+            f"{target} cannot be written: there is no folder {folder.parent}; make it first, or "
+            "name a file in a folder that is there"
+        )
     script = plotly_script()
     text = report_html([read_run(run) for run in given], script)
     with explained(target, "The report was not written; name a file that can be written"):
-        target.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
         write_whole(target, text.encode())
     return target
 

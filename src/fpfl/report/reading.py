@@ -117,6 +117,12 @@ class RunRecord:
         return self.privacy is not None and bool(self.privacy["seeded_noise"])
 
     @property
+    def seeded_cohorts(self) -> bool:
+        """Whether whoever has a seed knows who took part; as the statement says it."""
+        said = self.privacy or {}
+        return bool(said.get("seeded_cohorts")) and said.get("aggregation") is None
+
+    @property
     def injected(self) -> bool:
         """Whether a federation's coins and noise came from a test generator."""
         aggregation = (self.privacy or {}).get("aggregation") or {}

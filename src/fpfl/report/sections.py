@@ -24,6 +24,7 @@ from fpfl.report.tables import (
 from fpfl.report.words import (
     banners,
     epsilon_words,
+    gap_name,
     headline,
     interval,
     marks,
@@ -71,8 +72,9 @@ def brief(record: RunRecord) -> str:
     words = [f"ε {epsilon_words(record)}"]
     if best is not None:
         words.insert(0, f"{best.score_name} {number(best.score.value)}")
-        if best.main is not None:
-            words.insert(1, f"gap {number(best.main.value.value)}")
+        gap = best.gaps.get("constraint")  # without one no gap is the run's own
+        if gap is not None:
+            words.insert(1, f"{gap_name(gap)} {number(gap.value.value)}")
     return " · ".join([*words, *marks(record)])
 
 
@@ -120,12 +122,12 @@ def _tiles(record: RunRecord) -> str:
         where = f"{escape(best.title.split(',')[0])} {mark}"
         ends = interval(best.score)
         found.append(_tile(best.score_name.capitalize(), number(best.score.value), ends, where))
-        gap = best.main
+        gap = best.gaps.get("constraint")
         if gap is not None:
-            name = best.constraint if gap.name == "constraint" else f"largest, {gap.name}"
+            name = gap_name(gap)
             found.append(
                 _tile(
-                    f"Gap ({name})", number(gap.value.value), interval(gap.value),
+                    f"{name[:1].upper()}{name[1:]}", number(gap.value.value), interval(gap.value),
                     f"{where} {verdict_badge(best.verdict) if best.verdict else ''}",
                 )
             )  # fmt: skip
@@ -251,14 +253,14 @@ def _evaluation(evaluation: Evaluated, level: int) -> str:
     people = f"{evaluation.users:,} users"
     if evaluation.samples is not None:
         people += f", {evaluation.samples:,} samples"
-    gap = evaluation.main
     score = f"{evaluation.score_name.capitalize()} {with_interval(evaluation.score)}"
     text = paragraphs([f"{score}, {people}; intervals at {percent(evaluation.confidence)}."])
     if evaluation.verdict is not None:
         words = escape(f"{evaluation.constraint}: {evaluation.verdict_in_words}")
         text += f"<p>{verdict_badge(evaluation.verdict)} {words}</p>"
-    if gap is not None:
-        named = "Gap" if gap.name == "constraint" else f"Largest gap, {gap.name}:"
+    for gap in evaluation.tabled:
+        name = gap_name(gap)
+        named = f"{name[:1].upper()}{name[1:]}"
         text += paragraphs(
             [f"{named} {with_interval(gap.value)} beside {evaluation.score_name} "
              f"{number(evaluation.score.value)}.", *worst_words(evaluation, gap)]

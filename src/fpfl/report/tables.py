@@ -71,10 +71,10 @@ def group_table(evaluation: Evaluated, gap: Gap) -> str:
         for row in gap.rows
     )
     rates = ", ".join(dict.fromkeys(row.rate for row in gap.rows))
-    what = "the constraint" if gap.name == "constraint" else gap.name
+    what = f"the constraint ({rates})" if gap.name == "constraint" else rates
     return table(
         Table(
-            f"Groups in {what} ({rates}), {evaluation.title.lower()}, intervals at {level}; "
+            f"Groups in {what}, {evaluation.title.lower()}, intervals at {level}; "
             f"the whole's {evaluation.score_name} is {number(evaluation.score.value)}",
             (
                 "group",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fpfl.privacy.statement import round_up
-from fpfl.report.evaluated import SIMULATION_ONLY, Evaluated, Figure
+from fpfl.report.evaluated import SIMULATION_ONLY, Evaluated, Figure, Gap
 from fpfl.report.reading import RunRecord
 
 _METHODS = {
@@ -54,6 +54,16 @@ def with_interval(figure: Figure, sign: bool = False) -> str:
     """A figure and its interval."""
     value = signed(figure.value) if sign else number(figure.value)
     return f"{value} {interval(figure, sign)}".strip()
+
+
+def rates_of(gap: Gap) -> str:
+    """The rates that a gap is of, as "FNR and FPR"."""
+    return " and ".join(dict.fromkeys(row.rate for row in gap.rows))
+
+
+def gap_name(gap: Gap) -> str:
+    """A gap with its rates: "gap (FNR and FPR)"."""
+    return f"gap ({rates_of(gap)})"
 
 
 def percent(confidence: float) -> str:
@@ -243,6 +253,8 @@ def marks(record: RunRecord) -> list[str]:
         words.append("NOT PRIVATE")
     elif record.seeded_noise:
         words.append("seeded noise")
+    if record.seeded_cohorts:
+        words.append("seeded cohorts")
     if record.privacy is not None and record.privacy["real_population"] is not None:
         words.append("hypothetical population")
     if not record.finished:

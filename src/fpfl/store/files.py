@@ -34,7 +34,12 @@ def write_all(descriptor: int, content: bytes | memoryview) -> None:
 def write_whole(path: Path, content: bytes, mode: int = 0o644) -> None:
     """Write a file so that it is there in full or not at all, whatever happens meanwhile."""
     part = path.with_name(f".{path.name}.part")
-    with explained(path, "The file as it was before is still there; free space or mend the folder"):
+    before = (
+        "The file as it was before is still there"
+        if os.path.exists(path)
+        else "Nothing was written"
+    )
+    with explained(path, f"{before}; free space or mend the folder"):
         try:
             descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
             try:
