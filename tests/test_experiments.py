@@ -67,7 +67,8 @@ def test_the_tables_beyond_the_paper() -> None:
     ablation = load_table("adult-ablation")
     lift = load_table("adult-lift")
     assert {r.change for r in lift} == {"lift"}
-    assert {r.change for r in (*ablation, *lift)} == {"", *CHANGES}
+    digits = load_table("femnist")
+    assert {r.change for r in (*ablation, *lift, *digits)} == {"", *CHANGES}
     assert {r.constraint for r in ablation} == set(CONSTRAINTS)
     # Rows of the same name would be taken for one.
     for rows in (robust, ablation, lift):

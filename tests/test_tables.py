@@ -531,7 +531,7 @@ def test_a_draft_trains_without_privacy_and_is_refused_with_it(fpfl_command, tmp
     code, out, _ = fpfl_command("train", *words, "--rounds", 3, "--test", 0.25)
     assert code == 0
     assert "people.schema.toml was drafted from the data: check it" in out
-    assert "Trained WITHOUT privacy" in out
+    assert "WITHOUT privacy" in out
     assert "On the training population (simulation only" in out
     assert "On the test set (simulation only" in out
     assert f"fpfl report {Path('out/people')} -o report.html" in out

@@ -149,7 +149,7 @@ class Evaluated:
 def read_evaluation(file: Path, kind: Kind, content: dict[str, Any]) -> Evaluated:
     """An evaluation from what its file holds."""
     wanted = {"constraint": str | None, "tolerance": _NUMBER, "verdict": str | None}
-    check_kinds(file, content, {**wanted, "verdict_in_words": str | None, "confidence": _NUMBER})
+    check_kinds(file, content, {**wanted, "verdict_in_words": str | None, "confidence": float})
     try:
         return _private(file, content) if kind == "private" else _open(file, kind, content)
     except (KeyError, TypeError, AttributeError, IndexError) as error:
