@@ -250,7 +250,7 @@ def test_one_gradient_from_training_to_evaluation(fpfl, own, tmp_path: Path) -> 
 )
 def test_a_killed_run_resumes_bit_for_bit(own, tmp_path: Path, changes) -> None:
     """Seeded, in processes of their own, with averages of counts in the checkpoint."""
-    config = own(*changes, ("rounds = 6", "rounds = 200"), ("every = 4", "every = 30"))
+    config = own(*changes, ("rounds = 6", "rounds = 120"), ("every = 4", "every = 20"))
     command = [sys.executable, "-m", "fpfl.cli"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
 
@@ -268,7 +268,7 @@ def test_a_killed_run_resumes_bit_for_bit(own, tmp_path: Path, changes) -> None:
     ) as running:  # fmt: skip
         assert running.stderr is not None
         for line in running.stderr:
-            if "round 50 of 200" in line:
+            if "round 30 of 120" in line:
                 running.kill()
                 break
     assert not (cut / "result.json").exists()

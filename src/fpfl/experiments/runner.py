@@ -33,7 +33,7 @@ from fpfl.experiments.kept import (
 )
 from fpfl.experiments.markdown import markdown_table
 from fpfl.experiments.options import Options, parsed_noise
-from fpfl.experiments.rows import Result, row_name, run_row
+from fpfl.experiments.rows import TASKS, Result, row_name, run_row
 from fpfl.experiments.tables import KEY, Row, load_table, matches, override
 from fpfl.privacy.plan import Convention
 from fpfl.users.precision import Precision
@@ -154,6 +154,8 @@ def reproduce(
     if not seeds:
         raise ValueError("no seeds were given; give at least one")
     _check_patterns(options, [row_name(row, options) for row in everything])
+    for task in {row.task for row in rows}:
+        TASKS[task].title(options)  # refuses other data now, and not after the first training
     done = _done(folder, everything, options) if resume and folder else {}
     work = [
         (row, seed) for row in rows for seed in seeds if (everything.index(row), seed) not in done
