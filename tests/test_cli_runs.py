@@ -87,7 +87,7 @@ def test_a_run_from_its_budget_to_its_evaluation(fpfl, tmp_path: Path) -> None:
 
     code, out, err = fpfl("evaluate", run, "--epsilon", 1, "--bound", 1)
     assert code == 0, err
-    assert "held-out users, evaluated once under ε = 1.0000" in out
+    assert "held-out users, evaluated under ε = 1.0000" in out
     assert "FNR parity" in out
     saved = json.loads((run / "evaluation-private.json").read_text())
     assert saved["epsilon"] == pytest.approx(1.0)

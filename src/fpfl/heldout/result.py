@@ -134,7 +134,7 @@ class PrivateEvaluation:
     def __str__(self) -> str:
         overall = self.rates[self.score]["overall"]
         lines = [
-            f"{self.population:,} held-out users, evaluated once under "
+            f"{self.population:,} held-out users, evaluated under "
             f"ε = {round_up(self.epsilon)}, δ = {self.delta:.3g} ({self.neighbours})",
             f"intervals at {100 * self.confidence:.4g}%, for sampling and noise "
             f"(standard deviation {self.noise_stddev:.3g} a count)",
