@@ -36,9 +36,10 @@ from fpfl.data.files import open_population
 from fpfl.fairness.weights import Weights
 from fpfl.methods import MMDM, Broadcasting, Method, OneGradient, Tran, Unconstrained
 from fpfl.privacy.filter import Mechanism
-from fpfl.privacy.ledger import RunLedger, Terms
+from fpfl.privacy.ledger import RunLedger
 from fpfl.privacy.sampling import Participation
 from fpfl.privacy.settings import Clipping
+from fpfl.privacy.terms import Terms
 from fpfl.server.round import ServerSettings, begin, serve
 from fpfl.server.state import CLASSES
 from fpfl.server.withdrawals import read_withdrawals, withdraw

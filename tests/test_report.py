@@ -31,7 +31,7 @@ from fpfl.report.comparing import best_tradeoffs, compare, told_apart
 from fpfl.report.comparison import BEATEN, BEST, NOT_BEATEN, standing
 from fpfl.report.described import run_facts
 from fpfl.report.evaluated import Figure, read_evaluation
-from fpfl.report.judging import same_gap, verdict_of
+from fpfl.report.judging import gap_verdict, same_gap
 from fpfl.report.page import in_script, report_html
 from fpfl.report.reading import NO_PRIVACY, RunRecord, read_run
 from fpfl.report.runcharts import charts
@@ -666,7 +666,7 @@ def test_a_verdict_is_by_the_interval(
     gap = record.evaluations["test"].gaps["constraint"]
     first = replace(gap.rows[0], value=Figure(0.3 if known else None))
     rows = (first, *(replace(row, value=Figure(0.3)) for row in gap.rows[1:]))
-    assert verdict_of(replace(gap, value=Figure(0.02, low, high), rows=rows), 0.02) == verdict
+    assert gap_verdict(replace(gap, value=Figure(0.02, low, high), rows=rows), 0.02) == verdict
 
 
 def test_what_is_not_compared_has_a_cause_and_a_remedy(record: RunRecord) -> None:

@@ -20,10 +20,11 @@ from fpfl.folder import RunFolder, look, read_about
 from fpfl.privacy.accounting import MissingAccountantError
 from fpfl.privacy.aggregation import Aggregation
 from fpfl.privacy.filter import Mechanism, good_order
-from fpfl.privacy.ledger import RunLedger, Terms
+from fpfl.privacy.ledger import RunLedger
 from fpfl.privacy.plan import PrivacyPlan
 from fpfl.privacy.settings import Privacy
 from fpfl.privacy.statement import PrivacyStatement, round_up
+from fpfl.privacy.terms import Terms
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,16 @@ MARK = "measured without noise"
 _SHOWN = 12  # gaps that are printed; a task of many classes has many
 
 
+def verdict_of(low: float, high: float, tolerance: float, *, known: bool) -> Verdict:
+    """The verdict on a gap in [low, high]; ``known``: every group has a value for every rate.
+
+    Silence is not fairness: a group that nothing is known of may be treated in any way.
+    """
+    if low > tolerance:
+        return "outside"
+    return "within" if high <= tolerance and known else "cannot tell"
+
+
 @dataclass(frozen=True)
 class Difference:
     """One group against the whole, in one rate: D_a = overall − value, in [low, high].
@@ -94,6 +104,10 @@ class GapEstimate:
     def unknown_groups(self) -> tuple[str, ...]:
         """The groups that some rate says nothing about, since they have no sample for it."""
         return tuple(dict.fromkeys(d.group for d in self.differences if d.count == 0))
+
+    def verdict(self, tolerance: float) -> Verdict:
+        """Whether the gap is within the tolerance, outside, or cannot be told."""
+        return verdict_of(self.low, self.high, tolerance, known=not self.unknown_groups)
 
     @property
     def overall(self) -> dict[str, float]:

@@ -36,7 +36,7 @@ from torch import Tensor
 from fpfl.fairness._checks import check_samples, check_settings
 from fpfl.fairness.bootstrap import Floats, margins, quotient, unseen
 from fpfl.fairness.constraints import By, Constraint
-from fpfl.fairness.evaluation import Difference, Evaluation, GapEstimate, Verdict
+from fpfl.fairness.evaluation import Difference, Evaluation, GapEstimate
 from fpfl.fairness.groups import Attribute, Groups, groups_by
 from fpfl.fairness.measure import Member, Table, count, count_task, measure
 
@@ -127,7 +127,7 @@ def evaluate_predictions(
         gaps=gaps,
         constraint=None if constraint is None else constraint.name,
         tolerance=None if constraint is None else constraint.tolerance,
-        verdict=None if constraint is None else _verdict(gaps["constraint"], constraint.tolerance),
+        verdict=None if constraint is None else gaps["constraint"].verdict(constraint.tolerance),
         confidence=confidence,
         bootstrap=bootstrap,
     )
@@ -194,10 +194,3 @@ def _ends(v: Floats, q: Floats, m: Floats) -> tuple[Floats, Floats]:
 
 def _largest(values: Floats) -> float:
     return float(np.fmax.reduce(values, axis=None, initial=np.nan))
-
-
-def _verdict(gap: GapEstimate, tolerance: float) -> Verdict:
-    """Silence is not fairness: a group without a sample may be treated in any way."""
-    if gap.low > tolerance:
-        return "outside"
-    return "within" if gap.high <= tolerance and not gap.unknown_groups else "cannot tell"

@@ -10,7 +10,7 @@ from itertools import product
 
 import numpy as np
 
-from fpfl.fairness.evaluation import Difference, GapEstimate, Verdict
+from fpfl.fairness.evaluation import Difference, GapEstimate
 from fpfl.heldout.cells import Cells
 from fpfl.heldout.intervals import Floats, Sums, difference_interval, rate_interval
 from fpfl.heldout.result import RateEstimate
@@ -75,13 +75,6 @@ class Judge:
                 for each, (o, v, n, *d) in zip(names, numbers.reshape(-1, 8).tolist(), strict=True)
             ),
         )
-
-    def verdict(self, gap: GapEstimate) -> Verdict:
-        """Silence is not fairness: a group that nothing is known of may be treated in any way."""
-        tolerance = self.cells.constraint.tolerance
-        if gap.low > tolerance:
-            return "outside"
-        return "within" if gap.high <= tolerance and not gap.unknown_groups else "cannot tell"
 
     def advice(
         self, released: Floats, stddev: float, population: int, noise: Callable[[float], float]

@@ -157,7 +157,7 @@ class HeldoutPlan:
         judge = Judge(self.cells, self.bound, self.confidence)
         s = self.noise_stddev
         gap = judge.gap(released, s)
-        verdict = judge.verdict(gap)
+        verdict = gap.verdict(self.cells.constraint.tolerance)
         advice = None
         if verdict == "cannot tell":
             advice = judge.advice(released, s, self.population, self._noise_at)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from fpfl.report.evaluated import SIMULATION_ONLY, Evaluated, Figure, Gap
-from fpfl.report.judging import Measures, same_gap, trained_for, verdict_of
+from fpfl.report.judging import Measures, gap_verdict, same_gap, trained_for
 from fpfl.report.reading import RunRecord
 from fpfl.report.series import gap_of_means, rate_lines, running_mean, window
 from fpfl.report.uncompared import why_not
@@ -155,7 +155,7 @@ def _comparison(
     shared = alphas.pop() if len(alphas) == 1 else None
     entries = []
     for (i, evaluation, gap), judged in zip(rows, own, strict=True):
-        verdict = "not judged" if shared is None else verdict_of(gap, shared)
+        verdict = "not judged" if shared is None else gap_verdict(gap, shared)
         entries.append(
             Entry(
                 index=i,

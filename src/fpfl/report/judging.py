@@ -6,9 +6,11 @@ one of them, the run can be judged by that constraint as well.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
+from fpfl.fairness.evaluation import Verdict, verdict_of
 from fpfl.report.evaluated import Evaluated, Figure, Gap
 from fpfl.report.reading import RunRecord
 
@@ -48,13 +50,11 @@ def part(gap: Gap, measures: Measures) -> Gap:
     return replace(gap, value=value, rows=rows, worst_group=None, worst_pair=None)
 
 
-def verdict_of(gap: Gap, tolerance: float) -> str:
-    """The rule of `fpfl.Evaluation`: silence is not fairness."""
-    low, high = gap.value.low, gap.value.high
-    if low is not None and low > tolerance:
-        return "outside"
+def gap_verdict(gap: Gap, tolerance: float) -> Verdict:
+    """A gap's verdict, by the rule of `fpfl.Evaluation`."""
+    low, high = (math.nan if end is None else end for end in (gap.value.low, gap.value.high))
     known = all(row.value.value is not None for row in gap.rows)
-    return "within" if high is not None and high <= tolerance and known else "cannot tell"
+    return verdict_of(low, high, tolerance, known=known)
 
 
 def trained_for(record: RunRecord, measures: Measures) -> bool:
