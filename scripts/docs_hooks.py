@@ -17,14 +17,11 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import Any
 
 SOURCE = Path(__file__).parents[1] / "src"
 if str(SOURCE) not in sys.path:
     sys.path.insert(0, str(SOURCE))
-
-if TYPE_CHECKING:
-    import click
 
 _CODE = re.compile(r"^\[\[code ([\w.]+)\]\]$", re.M)
 _COMMANDS = re.compile(r"^\[\[commands\]\]$", re.M)
@@ -92,7 +89,7 @@ def commands() -> str:
     return "\n".join(parts)
 
 
-def _leaves(words: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+def _leaves(words: str, command: Any) -> Iterator[tuple[str, Any]]:
     inner = getattr(command, "commands", None)
     if inner is None:
         yield words, command
@@ -102,12 +99,12 @@ def _leaves(words: str, command: click.Command) -> Iterator[tuple[str, click.Com
             yield from _leaves(f"{words} {name}", each)
 
 
-def _plain_help(command: click.Command) -> str:
+def _plain_help(command: Any) -> str:
     return inspect.cleandoc(command.help or "").replace("\f", "")
 
 
-def _parameters(words: str, command: click.Command) -> list[str]:
-    """The call, and a table of arguments and options."""
+def _parameters(words: str, command: Any) -> list[str]:
+    """The call, and a table of options; arguments are explained in the command's own help."""
     shown = [p for p in command.params if not getattr(p, "hidden", False) and p.name != "help"]
     arguments = [p for p in shown if p.param_type_name == "argument"]
     options = [p for p in shown if p.param_type_name == "option"]
@@ -115,42 +112,29 @@ def _parameters(words: str, command: click.Command) -> list[str]:
     call += [f"{p.opts[0]} {_metavar(p)}" for p in options if p.required]
     call += ["[OPTIONS]"] if len(options) > sum(p.required for p in options) else []
     lines = ["```text", " ".join(call), "```", ""]
-    rows = [(_argument(p), p) for p in arguments]
+    rows = []
     for p in options:
         names = ", ".join([*p.opts, *p.secondary_opts])
         rows.append((names if getattr(p, "is_flag", False) else f"{names} {_metavar(p)}", p))
     if rows:
         lines += ["| | | by default |", "| --- | --- | --- |"]
     for name, p in rows:
-        about = " ".join(_help(command, p).split()).replace("|", "\\|")
+        about = " ".join((p.help or "").split()).replace("|", "\\|")
         lines.append(f"| `{name}` | {html.escape(about, quote=False)} | {_default(p)} |")
     return [*lines, ""]
 
 
-def _help(command: click.Command, p: click.Parameter) -> str:
-    """What is said of a parameter: by itself, or in the command's own signature.
-
-    Click 8.5 has a help of arguments, under the name that Typer 0.20 keeps its own in: it is lost.
-    """
-    said = getattr(p, "help", None)
-    if said or command.callback is None:
-        return str(said or "")
-    hints = get_type_hints(inspect.unwrap(command.callback), include_extras=True)
-    notes = getattr(hints.get(p.name or ""), "__metadata__", ())
-    return next((str(note.help) for note in notes if getattr(note, "help", None)), "")
-
-
-def _metavar(p: click.Parameter) -> str:
+def _metavar(p: Any) -> str:
     return str(p.metavar or p.type.name.upper())
 
 
-def _argument(p: click.Parameter) -> str:
+def _argument(p: Any) -> str:
     name = str(p.metavar or p.name).upper()
     many = f"{name}..." if p.nargs == -1 else name
     return many if p.required else f"[{many}]"
 
 
-def _default(p: click.Parameter) -> str:
+def _default(p: Any) -> str:
     if p.required:
         return "needed"
     if p.default is None or callable(p.default) or p.default in ((), [], ""):

@@ -12,11 +12,11 @@ import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 
 from fpfl import __version__, cli_data, cli_export, cli_federation, cli_plan, cli_report
 from fpfl import cli_runs as runs
+from fpfl.cli_options import help_alone
 from fpfl.privacy.rules import BudgetExhaustedError
 
 
@@ -27,16 +27,18 @@ def _show_version(asked: bool) -> None:
 
 
 def _top(
+    ctx: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="The version.")
     ] = False,
 ) -> None:
     """Group-fair, differentially private federated learning."""
+    help_alone(ctx)
 
 
 app = typer.Typer(
     callback=_top,
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -53,16 +55,17 @@ def main() -> None:
     """Entry point: run the app and turn errors into one line."""
     _plain_warnings()
     try:
-        code = app(standalone_mode=False)
-    except click.exceptions.NoArgsIsHelpError as error:
-        print(error.format_message())
-        code = 2
-    except click.ClickException as error:
-        code = _fail(error.format_message(), 2)
-    except click.Abort:
+        code = app(cli_data.show_alone(sys.argv[1:]), standalone_mode=False)
+    except typer.Abort:
         code = _fail("interrupted", 130)
     except (ValueError, OSError, ImportError, BudgetExhaustedError) as error:
         code = _fail(str(error), 2)
+    except Exception as error:
+        # A usage error's class is click's or Typer's own, by their releases; all have this method.
+        say = getattr(error, "format_message", None)
+        if say is None:
+            raise
+        code = _fail(say(), 2)
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -151,9 +154,7 @@ def privacy(
 
 @app.command()
 def reproduce(
-    table: Annotated[
-        str, typer.Argument(help="adult-central, -federated, -robust, -ablation, -lift; femnist.")
-    ],
+    table: str,
     seeds: Annotated[int, typer.Option(help="How many seeds, from 0.")] = 1,
     rows: Annotated[
         str, typer.Option(help="Glob on model/algorithm/cohort/population, e.g. '*/FPFL/*'.")
@@ -183,7 +184,10 @@ def reproduce(
     precision: Annotated[str, typer.Option(help="float32, tf32 or bf16.")] = "float32",
     resume: Annotated[bool, typer.Option(help="Go on with the table in --out.")] = False,
 ) -> None:
-    """Run a table of the paper and show it beside the paper's figures."""
+    """Run a table of the paper and show it beside the paper's figures.
+
+    TABLE: adult-central, adult-federated, adult-robust, adult-ablation, adult-lift or femnist.
+    """
     from fpfl.experiments.runner import run_table
 
     text = run_table(

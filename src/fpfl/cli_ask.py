@@ -6,11 +6,10 @@ What is typed is what somebody knows without looking, so the schema counts as de
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
-import click
 import typer
 
 from fpfl.data.table_files import column_names
@@ -63,7 +62,8 @@ def ask_schema(table: Path, *, label: str, user: str | None, groups: Sequence[st
 
 def _label(name: str) -> Label:
     kind = typer.prompt(
-        f"{name} (label): classes or a number?", type=click.Choice(["classes", "number"])
+        f"{name} (label): classes or a number? (classes, number)",
+        value_proc=_one_of("classes", "number"),
     )
     if kind == "number":
         return Label(name, range=typer.prompt(f"{name}: lowest, highest", value_proc=_range))
@@ -76,7 +76,9 @@ def _label(name: str) -> Label:
 
 def _feature(name: str) -> list[NumberColumn | CategoryColumn]:
     kinds: tuple[Answer, ...] = ("skip", "number", "categories")
-    answer: Answer = typer.prompt(f"{name}: use it?", type=click.Choice(kinds), default="skip")
+    answer: Answer = typer.prompt(
+        f"{name}: use it? ({', '.join(kinds)})", value_proc=_one_of(*kinds), default="skip"
+    )
     if answer == "number":
         return [NumberColumn(name, typer.prompt(f"{name}: lowest, highest", value_proc=_range))]
     if answer == "categories":
@@ -85,10 +87,19 @@ def _feature(name: str) -> list[NumberColumn | CategoryColumn]:
     return []
 
 
+def _one_of(*allowed: str) -> Callable[[str], str]:
+    def chosen(text: str) -> str:
+        if text.strip() not in allowed:
+            raise typer.BadParameter(f"{text!r}: give one of {', '.join(allowed)}")
+        return text.strip()
+
+    return chosen
+
+
 def _values(text: str) -> tuple[str, ...]:
     values = tuple(part.strip() for part in text.split(","))
     if len(values) < 2 or "" in values or len(set(values)) != len(values):
-        raise click.UsageError(f"{text!r}: give two or more values, each once, with commas between")
+        raise typer.BadParameter(f"{text!r}: give two or more values, each once, between commas")
     return values
 
 
@@ -98,7 +109,7 @@ def _range(text: str) -> tuple[float, float]:
     except ValueError:
         low = high = 0.0
     if not low < high:
-        raise click.UsageError(f"{text!r}: give two numbers, e.g. 0, 120")
+        raise typer.BadParameter(f"{text!r}: give two numbers, e.g. 0, 120")
     return low, high
 
 
@@ -108,5 +119,5 @@ def _positive(text: str) -> float:
     except ValueError:
         value = 0.0
     if not value > 0:
-        raise click.UsageError(f"{text!r}: give a number above 0, e.g. 3")
+        raise typer.BadParameter(f"{text!r}: give a number above 0, e.g. 3")
     return value

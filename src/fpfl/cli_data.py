@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import numpy as np
 import typer
 from numpy.typing import NDArray
-from typer.core import TyperCommand
+
+from fpfl.cli_options import help_alone
 
 if TYPE_CHECKING:
     from fpfl.data.femnist.source import Part, Source
     from fpfl.data.femnist.unfair import Order
 
-app = typer.Typer(help="Look at data, and convert it.", no_args_is_help=True)
+app = typer.Typer(
+    help="Look at data, and convert it.", callback=help_alone, invoke_without_command=True
+)
 
 PICTURE = "out/femnist.png"
 """Where ``--show`` alone writes."""
@@ -24,19 +27,19 @@ PICTURE = "out/femnist.png"
 _ROWS = ("black pen\non white", "blue pen\non white", "white chalk on\na blackboard")
 
 
-class _ShowAlone(TyperCommand):
-    """A command whose ``--show`` may go without a path, which Typer has no option for."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        full = []
-        for word, following in zip(args, [*args, "-"][1:], strict=True):
-            full += [word, PICTURE] if word == "--show" and following.startswith("-") else [word]
-        return super().parse_args(ctx, full)
+def show_alone(words: Sequence[str]) -> list[str]:
+    """A command line in which ``--show`` has its path: Typer has no option that may go without."""
+    if list(words[:2]) != ["data", "femnist"]:
+        return list(words)
+    full = []
+    for word, following in zip(words, [*words, "-"][1:], strict=True):
+        full += [word, PICTURE] if word == "--show" and following.startswith("-") else [word]
+    return full
 
 
 @app.command()
 def draft(
-    table: Annotated[Path, typer.Argument(help="A CSV or Parquet file.")],
+    table: Path,
     label: Annotated[str, typer.Option(help="The column to predict.")],
     user: Annotated[str | None, typer.Option(help="The column that says whose a row is.")] = None,
     groups: Annotated[
@@ -47,7 +50,10 @@ def draft(
         typer.Option("--out", "-o", help="The new schema; NAME.schema.toml by default."),
     ] = None,
 ) -> None:
-    """Draft a table's schema by looking at it, for you to check before training with ε."""
+    """Draft a schema by looking at a table, for you to check before training with ε.
+
+    TABLE is a CSV or Parquet file.
+    """
     from fpfl.data.drafting import draft_schema, draft_text
     from fpfl.store.files import write_whole
 
@@ -64,7 +70,7 @@ def draft(
     )
 
 
-@app.command(cls=_ShowAlone)
+@app.command()
 def femnist(
     data: Annotated[
         str,

@@ -21,7 +21,7 @@ ALL = "all"
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    run: Path,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the files.")] = Path(
         "exported"
     ),
@@ -37,6 +37,8 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
 ) -> None:
     """Write a finished run's model for PyTorch and ONNX, and its model card.
+
+    RUN is the folder of a finished run.
 
     The files take features and give scores and predictions. Each was opened again and gave the
     model's own answers before it was written.

@@ -8,15 +8,18 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Make and start a federation over a network.", no_args_is_help=True)
+from fpfl.cli_options import help_alone
+
+app = typer.Typer(help="Make and start a federation over a network.")
 
 Keys = Annotated[Path, typer.Option(help="The folder with the federation's keys.")]
 Nodes = Annotated[int, typer.Option(help="How many nodes are enrolled.")]
 
 
-@app.callback()
-def _needs() -> None:
+@app.callback(invoke_without_command=True)
+def _needs(ctx: typer.Context) -> None:
     """Make and start a federation over a network."""
+    help_alone(ctx)
     for name in ("cryptography", "flwr"):
         if find_spec(name) is None:
             raise ImportError(
@@ -26,14 +29,17 @@ def _needs() -> None:
 
 @app.command()
 def init(
-    folder: Annotated[Path, typer.Argument(help="The new project.")],
+    folder: Path,
     keys: Keys = Path("keys"),
     nodes: Nodes = 5,
     cohort: Annotated[int, typer.Option(help="Users in a round, on average.")] = 1000,
     rounds: Annotated[int, typer.Option(help="Rounds.")] = 5,
     epsilon: Annotated[float, typer.Option(help="ε of all rounds together.")] = 2.0,
 ) -> None:
-    """Write a Flower project that trains a fair and private model; its task is Adult."""
+    """Write a Flower project that trains a fair and private model; its task is Adult.
+
+    FOLDER is the new project.
+    """
     from fpfl.federation.project import make_project
 
     made = make_project(folder, keys, nodes=nodes, cohort=cohort, rounds=rounds, epsilon=epsilon)
@@ -44,13 +50,16 @@ def init(
 
 @app.command()
 def keys(
-    folder: Annotated[Path, typer.Argument(help="A new folder for the keys.")],
+    folder: Path,
     nodes: Nodes = 5,
     host: Annotated[
         list[str] | None, typer.Option(help="A name or address that the server is reached by.")
     ] = None,
 ) -> None:
-    """Make all keys: TLS, Flower's node authentication, identities for secure aggregation."""
+    """Make all keys: TLS, Flower's node authentication, identities for secure aggregation.
+
+    FOLDER is a new one, for the keys.
+    """
     from fpfl.federation.keys import make_keys
 
     make_keys(folder, nodes, tuple(host or ("127.0.0.1", "localhost")))
@@ -59,10 +68,8 @@ def keys(
 
 
 @app.command()
-def request(
-    folder: Annotated[Path, typer.Argument(help="A new folder for the node's keys.")],
-) -> None:
-    """On a node: make its own keys, and a request for the authority."""
+def request(folder: Path) -> None:
+    """On a node: make its own keys in a new FOLDER, and a request for the authority."""
     from fpfl.federation.keys import SUPERNODE, make_request
 
     print(f"Send {make_request(folder)} to the authority, and to whoever runs the SuperLink")
@@ -71,23 +78,20 @@ def request(
 
 @app.command()
 def certify(
-    request: Annotated[Path, typer.Argument(help="What the node sent.")],
+    request: Path,
     name: Annotated[str, typer.Option(help="The node's name; each only once.")],
     index: Annotated[int, typer.Option(help="Its index, from 1; each only once.")],
     keys: Keys = Path("keys"),
 ) -> None:
-    """On the authority's machine: sign a node's request."""
+    """On the authority's machine: sign the REQUEST that a node sent."""
     from fpfl.federation.keys import certify as signed
 
     print(f"Send {signed(keys, request, name, index)} back to {name}.")
 
 
 @app.command()
-def accept(
-    folder: Annotated[Path, typer.Argument(help="The node's folder.")],
-    credential: Annotated[Path, typer.Argument(help="What the authority sent back.")],
-) -> None:
-    """On a node: put its key and the credential together."""
+def accept(folder: Path, credential: Path) -> None:
+    """On a node: put the key in its FOLDER and the CREDENTIAL that came back together."""
     from fpfl.federation.keys import IDENTITY
     from fpfl.federation.keys import accept as accepted
 
@@ -96,13 +100,16 @@ def accept(
 
 @app.command()
 def start(
-    project: Annotated[Path, typer.Argument(help="The project.")],
+    project: Path,
     keys: Keys = Path("keys"),
     nodes: Nodes = 5,
     port: Annotated[int, typer.Option(help="The SuperLink's port; nodes take those after.")] = 8000,
     home: Annotated[Path, typer.Option(help="For logs and Flower's own files.")] = Path("flower"),
 ) -> None:
-    """Print the commands that start a whole federation on this machine: ... | sh -s."""
+    """Print the commands that start a whole federation on this machine: ... | sh -s.
+
+    PROJECT is the folder that fpfl federation init wrote.
+    """
     from fpfl.federation.project import commands
 
     places = (project.resolve(), keys.resolve(), home.resolve())

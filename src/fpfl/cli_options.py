@@ -1,4 +1,8 @@
-"""The options of ``fpfl train --data``, as the help shows them."""
+"""What the commands share: help for a group alone, and the options of ``fpfl train --data``.
+
+Arguments are explained in the commands' docstrings: between some releases of Typer and click the
+help of an argument is lost, that of an option never.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
+
+def help_alone(ctx: typer.Context) -> None:
+    """Where a group of commands is called without one: its help, and the status of a mistake."""
+    if ctx.invoked_subcommand is None:
+        print(ctx.get_help())
+        raise typer.Exit(2)
+
 
 _PANEL = "A table of your own"
 

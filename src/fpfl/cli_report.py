@@ -9,14 +9,14 @@ import typer
 
 
 def report(
-    runs: Annotated[
-        list[Path], typer.Argument(help="Run folders; several are compared.", metavar="RUN...")
-    ],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path(
         "report.html"
     ),
 ) -> None:
     """Write one HTML page about runs: what was trained, privacy, charts, groups, a comparison.
+
+    RUN is a run's folder; several are compared.
 
     The page holds all it needs and opens offline in any browser. Whatever was not released is
     marked "simulation only" in it.

@@ -10,11 +10,12 @@ from typing import Annotated
 
 import typer
 
+from fpfl.cli_options import help_alone
 from fpfl.cli_train import origin_of, resume, train
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    run: Path,
     epsilon: Annotated[float, typer.Option(help="ε of the evaluation, for the held-out users.")],
     data: Annotated[
         Path | None,
@@ -33,6 +34,8 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Release a finished model's counts on held-out users once, with noise, and judge by them.
+
+    RUN is the folder of a finished run.
 
     The run's ledger records it before it is released, and refuses a second time for one model. A
     run that was resumed since has another: it is a further release, and says what all cost.
@@ -141,10 +144,13 @@ def audit(
 
 
 def withdraw(
-    where: Annotated[Path, typer.Argument(help="A run's folder, or a population ledger.")],
-    users: Annotated[list[int], typer.Argument(help="The users' indices.")],
+    where: Path,
+    users: list[int],
 ) -> None:
-    """Leave users out from the next round on; a run that is running takes note."""
+    """Leave users out from the next round on; a run that is running takes note.
+
+    WHERE is a run's folder or a population's ledger, USERS are the users' indices.
+    """
     from fpfl.folder import read_about
     from fpfl.privacy.population import PopulationLedger
     from fpfl.server.withdrawals import withdraw as note
@@ -162,12 +168,14 @@ def withdraw(
     print(f"Recorded: {len(users)} withdrawn, honoured from the next round that is drawn.")
 
 
-budget = typer.Typer(help="A budget that belongs to a population.", no_args_is_help=True)
+budget = typer.Typer(
+    help="A budget that belongs to a population.", callback=help_alone, invoke_without_command=True
+)
 
 
 @budget.command()
 def create(
-    file: Annotated[Path, typer.Argument(help="The new ledger, e.g. people.jsonl.")],
+    file: Path,
     population: Annotated[int, typer.Option(help="Number of users K.")],
     epsilon: Annotated[float, typer.Option(help="ε that all runs together may cost.")],
     delta: Annotated[float | None, typer.Option(help="δ; 1/(10 K) by default.")] = None,
@@ -177,6 +185,8 @@ def create(
     noise_multiplier: Annotated[float | None, typer.Option(help="σ of a usual run.")] = None,
 ) -> None:
     """Begin the ledger of a population.
+
+    FILE is the new ledger, e.g. people.jsonl.
 
     Its accountant is a privacy filter at a Rényi order that is fixed now. With --cohort and
     --noise-multiplier of the runs to come it is the order that has most room for them.
@@ -207,10 +217,10 @@ def create(
 
 @budget.command()
 def show(
-    file: Annotated[Path, typer.Argument(help="A population's ledger.")],
+    file: Path,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show what the runs on a population have cost."""
+    """Show what the runs on a population have cost, by its ledger FILE."""
     from fpfl.privacy.population import PopulationLedger
 
     with PopulationLedger.open(file, write=False) as ledger:

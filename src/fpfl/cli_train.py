@@ -51,9 +51,7 @@ class _Watch:
 
 
 def train(
-    config: Annotated[
-        Path | None, typer.Argument(help="The training, as TOML; or give --data.")
-    ] = None,
+    config: Annotated[Path | None, typer.Argument()] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="A new folder for the run; with --data, out/NAME by default."),
@@ -81,6 +79,8 @@ def train(
     seed: options.Seed = None,
 ) -> None:
     """Train what a config says, or on a table; the run is kept in a folder and can be resumed.
+
+    CONFIG is the training as TOML; without one give --data, a table.
 
     On several cores or GPUs: torchrun --nproc-per-node 2 -m fpfl.cli train CONFIG --out FOLDER.
     """
@@ -161,7 +161,7 @@ def _new_folder(
 
 
 def resume(
-    run: Annotated[Path, typer.Argument(help="The run's folder.")],
+    run: Path,
     rounds: Annotated[int | None, typer.Option(help="Another number of rounds T.")] = None,
     config: Annotated[Path | None, typer.Option(help="A changed config.")] = None,
     moved: Annotated[
@@ -175,7 +175,10 @@ def resume(
     tensorboard: _TensorBoard = None,
     mlflow: _MLflow = None,
 ) -> None:
-    """Go on with a run: after a crash, or with more rounds where its budget allows."""
+    """Go on with a run: after a crash, or with more rounds where its budget allows.
+
+    RUN is the run's folder.
+    """
     from fpfl.config import load_config, load_run_config, with_schema
     from fpfl.folder import RunFolder, finished, look, read_about
 
