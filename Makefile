@@ -11,7 +11,8 @@ EXTRAS_dev := [all]
 EXTRAS_docs := [docs]
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint fuzz kill federation-test bench gallery docs clean venv
+.PHONY: help demo test lint install-test newest dist release-check fuzz kill federation-test bench \
+	gallery docs clean venv
 # Two pips at work in one environment get in each other's way.
 .NOTPARALLEL:
 
@@ -30,6 +31,20 @@ lint: $(VENV)/.stamp-dev ## check style, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+install-test: $(VENV)/.stamp-dev ## install the wheel into empty environments and use it
+	$(BIN)/python scripts/installs.py known newest
+
+newest: $(VENV)/.stamp-dev ## resolve the newest versions of all dependencies anew
+	$(BIN)/python scripts/installs.py --refresh
+
+dist: $(VENV)/.stamp-dev ## build the sdist and the wheel, and check them
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
+
+release-check: $(VENV)/.stamp-dev ## all that takes too long for each change; writes a results file
+	$(BIN)/python scripts/release_check.py $(ARGS)
 
 kill: $(VENV)/.stamp-dev ## kill a run 200 times and resume it
 	FPFL_KILLS=200 $(BIN)/python -m pytest tests/test_kill.py
@@ -68,6 +83,13 @@ venv:
 	    echo "'$(PYTHON) -m venv $(VENV)' failed. On Debian or Ubuntu install the package" \
 	      "python3-venv; elsewhere name another Python: make PYTHON=python3.11 ..." >&2; exit 1; }; }
 
+# uv installs in a fifth of pip's time, and reads variables of its own. Where it is not to be had, or
+# does not see what pip sees (a registry in pip's own settings), pip does it.
 $(VENV)/.stamp-%: pyproject.toml constraints.txt | venv
-	$(BIN)/python -m pip install -c constraints.txt -e '.$(EXTRAS_$*)'
+	@$(BIN)/python -m pip install --quiet -c constraints.txt uv || true
+	@what='.$(EXTRAS_$*)'; \
+	env $${PIP_FIND_LINKS:+UV_FIND_LINKS="$$PIP_FIND_LINKS"} \
+	  $${PIP_INDEX_URL:+UV_DEFAULT_INDEX="$$PIP_INDEX_URL"} \
+	  $(BIN)/uv pip install --python $(BIN)/python -c constraints.txt -e "$$what" || \
+	$(BIN)/python -m pip install -c constraints.txt -e "$$what"
 	@touch $@

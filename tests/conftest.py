@@ -1,8 +1,11 @@
-"""What the tests share: small made-up populations."""
+"""What the tests share: which of them run, in which order; small made-up populations; commands."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -12,6 +15,65 @@ from torch import Tensor
 
 from fpfl import Attribute, FederatedDataset, Schema
 from fpfl.users import CohortEngine
+
+# Tests marked `release`, and the large numbers of `thorough`, are for `make release-check`, which
+# sets FPFL_RELEASE.
+RELEASE = bool(os.environ.get("FPFL_RELEASE"))
+
+# A file is one worker's, and the files are dealt out in this order: with the long ones first, what
+# is dealt out last is short, and no core waits long for the other.
+LONGEST = (
+    "test_flower.py",
+    "test_fuzz.py",
+    "test_run_folder.py",
+    "test_docs.py",
+    "test_federation.py",
+    "test_ranks.py",
+    "test_flower_apps.py",
+    "test_audit.py",
+    "test_femnist_files.py",
+    "test_privacy_accounting.py",
+    "test_report_browser.py",
+    "test_onegradient.py",
+    "test_estimator.py",
+    "test_kill.py",
+    "test_femnist.py",
+    "test_cli.py",
+)
+
+
+def thorough(here: int, release: int) -> int:
+    """How many examples, kills or rounds: few in ``make test``, more before a release."""
+    return release if RELEASE else here
+
+
+def some(names: Iterable[Any], *here: Any) -> list[Any]:
+    """Parameters of a long test: those named run in ``make test``, all before a release."""
+    all_of_them = list(names)
+    assert set(here) <= set(all_of_them), here
+    return [
+        name if name in here else pytest.param(name, marks=pytest.mark.release)
+        for name in all_of_them
+    ]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Property tests watch no clock: how fast an example is found and run is the machine's."""
+    from hypothesis import HealthCheck, settings
+
+    slow = [HealthCheck.too_slow]
+    settings.register_profile("fpfl", deadline=None, suppress_health_check=slow, print_blob=True)
+    settings.load_profile("fpfl")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not RELEASE:
+        long = [item for item in items if item.get_closest_marker("release")]
+        items[:] = [item for item in items if not item.get_closest_marker("release")]
+        config.hook.pytest_deselected(items=long)
+    place = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.name, len(LONGEST)))
+
 
 SEX = Attribute("sex", ("Female", "Male"))
 RACE = Attribute("race", ("A", "B", "C"), unknown=True)
@@ -60,6 +122,25 @@ def make_population(
         offsets,
         schema,
     )
+
+
+@pytest.fixture
+def fpfl(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Run a command in this process; its exit code, and what it wrote, warnings too."""
+    from fpfl import FpflWarning, cli
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fpfl", *map(str, words)])
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", FpflWarning)
+            with pytest.raises(SystemExit) as ended:
+                cli.main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return run
 
 
 @pytest.fixture

@@ -86,7 +86,7 @@ def test_what_is_written(path):
     assert path.read_bytes() == raw
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.dictionaries(st.text(min_size=1, max_size=6), VALUES, max_size=3), max_size=6))
 def test_what_goes_in_comes_out(tmp_path_factory, contents):
     path = tmp_path_factory.mktemp("any") / "chain"
@@ -154,7 +154,7 @@ def test_every_line_is_vouched_for(path, good):
         refused(path, b"\n".join(changed) + b"\n")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_any_changed_byte_before_the_last_line_is_seen(tmp_path_factory, good, data):
     path = tmp_path_factory.getbasetemp() / "changed"
@@ -170,7 +170,7 @@ def test_every_newline_counts(path, good):
             refused(path, good[:place] + byte + good[place + 1 :])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_lines_removed_repeated_or_swapped_are_seen(tmp_path_factory, good, data):
     path = tmp_path_factory.getbasetemp() / "moved"
@@ -223,7 +223,7 @@ def test_garbage_after_a_mending_that_was_cut_short(path, good):
         assert opened(path, path.read_bytes()).head == chain.head
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_a_torn_end_is_kept_and_told(tmp_path_factory, good, data):
     """Cut, go on, cut the mending itself, go on: nothing is removed, everything stays readable."""

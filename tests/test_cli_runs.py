@@ -11,16 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from conftest import make_population
 
-from fpfl import cli
 from fpfl.privacy.filter import Mechanism
 from fpfl.privacy.ledger import RunLedger
 from fpfl.privacy.rules import BudgetExhaustedError
 from fpfl.report.reading import read_run
 from fpfl.suggesting import ROUNDS, suggest
-
-pytestmark = pytest.mark.filterwarnings("ignore::fpfl.FpflWarning")
 
 CONFIG = """
 version = 1
@@ -39,20 +37,6 @@ clip = { bound = 2.0, clipped_share = 0.05 }
 budget = 2.0
 ledger = "people.jsonl"
 """
-
-
-@pytest.fixture
-def fpfl(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Run a command in this process; its exit code, and what it wrote."""
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fpfl", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return run
 
 
 def test_a_run_from_its_budget_to_its_evaluation(fpfl, tmp_path: Path) -> None:
@@ -211,6 +195,15 @@ def own(tmp_path: Path):
     return write
 
 
+@pytest.fixture
+def one_thread():
+    """As many as the process beside this one has: sums of floats depend on it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def used(run: Path) -> dict:
     return json.loads((run / "result.json").read_text())["settings"]
 
@@ -239,41 +232,41 @@ def test_one_gradient_from_training_to_evaluation(fpfl, own, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "changes",
     [
-        [("rounds = 6", f"{SEEDS}\nlocal_steps = 3\nlocal_learning_rate = 0.1")],
-        [
-            ("rounds = 6", f"{SEEDS}\nsuggested = true"),
-            ("clip = { bound = 3.0, counts = 1.0 }\n", ""),
-            ('[method]\nkind = "one-gradient"\n', ""),
-        ],
+        pytest.param(
+            [("rounds = 6", f"{SEEDS}\nlocal_steps = 3\nlocal_learning_rate = 0.1")],
+            id="local-steps",
+            marks=pytest.mark.release,
+        ),
+        pytest.param(
+            [
+                ("rounds = 6", f"{SEEDS}\nsuggested = true"),
+                ("clip = { bound = 3.0, counts = 1.0 }\n", ""),
+                ('[method]\nkind = "one-gradient"\n', ""),
+            ],
+            id="suggested",
+        ),
     ],
-    ids=["local-steps", "suggested"],
 )
-def test_a_killed_run_resumes_bit_for_bit(own, tmp_path: Path, changes) -> None:
-    """Seeded, in processes of their own, with averages of counts in the checkpoint."""
+def test_a_killed_run_resumes_bit_for_bit(fpfl, own, one_thread, tmp_path: Path, changes) -> None:
+    """Seeded, killed in a process of its own, with averages of counts in the checkpoint."""
     config = own(*changes, ("rounds = 6", "rounds = 120"), ("every = 4", "every = 20"))
-    command = [sys.executable, "-m", "fpfl.cli"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-
-    def finish(*words: object) -> None:
-        done = subprocess.run(
-            [*command, *map(str, words)],
-            env=environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-
     cut, whole = tmp_path / "cut", tmp_path / "whole"
     with subprocess.Popen(
-        [*command, "train", str(config), "--out", str(cut)],
-        env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    ) as running:  # fmt: skip
+        [sys.executable, "-m", "fpfl.cli", "train", str(config), "--out", str(cut)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as running:
         assert running.stderr is not None
         for line in running.stderr:
             if "round 30 of 120" in line:
                 running.kill()
                 break
     assert not (cut / "result.json").exists()
-    finish("resume", cut)
-    finish("train", config, "--out", whole)
+    for words in (("resume", cut), ("train", config, "--out", whole)):
+        code, _, err = fpfl(*words)
+        assert code == 0, err
     for name in ("model.safetensors", "history.json"):
         assert (cut / name).read_bytes() == (whole / name).read_bytes()
     records = [json.loads(line) for line in (cut / "ledger.jsonl").read_text().splitlines()]

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -184,7 +185,9 @@ def command_line() -> Any:
 
 def parse(words: list[str]) -> None:
     """Have the command line's own parser read a command: its options, and that none is missing."""
-    command, path = command_line(), [OURS]
+    from fpfl.cli_data import show_alone
+
+    command, path, words = command_line(), [OURS], show_alone(words)
     while hasattr(command, "commands"):
         assert words, f"{' '.join(path)} needs a command"
         assert words[0] in command.commands, f"{' '.join(path)} has no command {words[0]!r}"
@@ -192,7 +195,8 @@ def parse(words: list[str]) -> None:
     try:
         command.make_context(" ".join(path), list(words))
     except Exception as error:
-        assert not hasattr(error, "format_message"), f"{' '.join(path)}: {error}"
+        if hasattr(error, "format_message"):
+            raise AssertionError(f"{' '.join(path)}: {error}") from error
         raise
 
 

@@ -55,7 +55,7 @@ def test_a_large_number_is_spread_over_all():
 
 
 @given(seed=st.integers(0, 1000), round=st.integers(1, 50), bits=st.integers(4, 16))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_no_user_is_longer_than_its_bound(seed, round, bits):
     """Whatever came in: what one user changes is what the noise is made for."""
     here = encoding(bits=bits)
@@ -98,7 +98,7 @@ def test_rounding_is_right_on_average():
 
 
 @given(users=st.integers(1, 8), seed=st.integers(0, 1000), round=st.integers(1, 1000))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_sums_in_the_ring_are_sums(users, seed, round):
     """The decoded sum differs from the sum by rounding alone, within the bound that is stated."""
     here, rows = encoding(), clipped(users, seed)

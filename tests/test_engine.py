@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import RACE, SEX, make_population, vectors
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -214,7 +214,7 @@ SIZES = st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any)
     shares=st.integers(1, 3),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12)
 def test_every_path_equals_the_loop(model, constraint, sizes, classes, basis, memory, shares, seed):
     """float64: to 1e-10, whatever the model, sizes, groups, chunks and shares."""
     engine = make(model, constraint, sizes, classes, seed, basis=basis, memory=memory)
@@ -397,7 +397,7 @@ def test_one_users_nan_does_not_reach_the_others(sizes) -> None:
 
 
 @given(st.integers(0, 10_000), st.floats(0.0, 8.0))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_cancelling_gradients_cannot_get_past_the_bound(seed, power) -> None:
     """Two samples whose gradients nearly cancel: the clipped sum stays within C all the same."""
     g = torch.Generator().manual_seed(seed)

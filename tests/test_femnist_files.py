@@ -25,11 +25,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from fpfl import cli
+from fpfl import cli, cli_data
 from fpfl.data.femnist import compact, finding
 from fpfl.data.femnist.compact import CompactSource
 from fpfl.data.femnist.compacting import write_compact
@@ -93,7 +93,7 @@ def sources(draw: st.DrawFn) -> Made:
     return people(sizes, draw(st.integers(0, 9)))
 
 
-often = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+often = settings(max_examples=25)
 
 
 def same(one: Source, two: Source, *, ordered: bool = True) -> None:
@@ -850,7 +850,7 @@ def test_the_stand_in(tmp_path: Path) -> None:
 
 def femnist(*arguments: object) -> str:
     words = ["data", "femnist", *(str(argument) for argument in arguments)]
-    done = CliRunner().invoke(cli.app, words, catch_exceptions=False)
+    done = CliRunner().invoke(cli.app, cli_data.show_alone(words), catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.output
 
@@ -889,13 +889,12 @@ def test_the_command_needs_no_files(tmp_path: Path) -> None:
     assert "FEMNIST" not in said
 
 
-def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:
+def test_the_command_refuses_in_one_line(fpfl, tmp_path: Path) -> None:
     npz = write_compact(FEW, tmp_path / "few.npz")
     for arguments, match in (
-        (("--data", str(npz), "--convert", str(npz)), r"few\.npz is there already"),
-        (("--data", str(npz), "--order", "any"), "--order is 'any'; expected lexicographic or"),
+        (("--data", npz, "--convert", npz), r"few\.npz is there already"),
+        (("--data", npz, "--order", "any"), "--order is 'any'; expected lexicographic or"),
     ):
-        command = [sys.executable, "-m", "fpfl.cli", "data", "femnist", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 2
-        assert re.fullmatch(rf"error: .*{match}.*\n", done.stderr)
+        code, _, err = fpfl("data", "femnist", *arguments)
+        assert code == 2
+        assert re.fullmatch(rf"error: .*{match}.*\n", err)

@@ -1,6 +1,7 @@
 """A whole federation of real processes on this machine: TLS, authenticated nodes, SIGKILL.
 
-Three rounds here; ``make federation-test`` has twenty, and writes its figures down.
+One round here, three before a release, when processes are killed, too; ``make federation-test``
+has twenty, and writes its figures down.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fpfl[flower]'")
 
+from conftest import thorough
 from federated import parameters, simulated
 from flower_deployment import Deployment
 
@@ -34,7 +36,7 @@ if sys.platform != "linux":
 
 pytestmark = pytest.mark.filterwarnings("ignore::fpfl.FpflWarning")
 
-ROUNDS = int(os.environ.get("FPFL_FEDERATION_ROUNDS", "3"))
+ROUNDS = int(os.environ.get("FPFL_FEDERATION_ROUNDS", thorough(1, 3)))
 RESULTS = os.environ.get("FPFL_FEDERATION_RESULTS")
 """Where the figures go, for ``make federation-test``."""
 
@@ -58,7 +60,13 @@ class Federation:
                 }
                 for i in range(5)
             ],
-            preload=["torch", "fpfl.federation.contributing", "fpfl.training", "fpfl.suggesting"],
+            # torch's compiler is not used, but imported by the way; it takes seconds.
+            preload=[
+                "torch._dynamo",
+                "fpfl.federation.contributing",
+                "fpfl.training",
+                "fpfl.suggesting",
+            ],
         )
 
     def project(self, name: str, **settings: Any) -> Path:
@@ -96,7 +104,7 @@ def test_a_federation_of_processes_is_the_simulation(federation, monkeypatch):
     """Secure aggregation, noise in shares, TLS, node authentication: the same model."""
     project = federation.project("alike", ROUNDS=ROUNDS, COHORT=1000, SEED=11, TIMEOUT=120.0)
     result = federation.deployment.run(
-        project, federation.config("alike"), timeout=60.0 + 60.0 * ROUNDS
+        project, federation.config("alike"), timeout=180.0 + 60.0 * ROUNDS
     )
     folder = federation.folder / "alike-run"
     agreed = agreed_by(project, monkeypatch)
@@ -160,6 +168,7 @@ def test_strangers_do_not_get_in(federation):
     assert len(deployment.online()) == 5
 
 
+@pytest.mark.release
 def test_a_server_that_is_killed_goes_on_from_its_last_round(federation):
     """SIGKILL for the ServerApp in the middle of a round; then the run is started again."""
     project = federation.project("again", ROUNDS=3, COHORT=200, SEED=None, TIMEOUT=60.0)
@@ -186,6 +195,7 @@ def test_a_server_that_is_killed_goes_on_from_its_last_round(federation):
     assert "up to 1 of the 5 nodes" in said
 
 
+@pytest.mark.release
 def test_nodes_that_are_killed_are_done_without(federation):
     """SIGKILL in the middle of a contribution, and after one: four nodes' sum, then all five's."""
     deployment = federation.deployment

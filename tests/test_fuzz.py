@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import RACE, SEX, make_population
+from conftest import RACE, SEX, make_population, thorough
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -56,10 +56,12 @@ ROUNDS = 6
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
-def often(examples: int) -> Any:
+def often(examples: int, here: int | None = None) -> Any:
+    """So many examples; fewer of those that take long, but before a release."""
+    examples = examples if here is None else thorough(here, examples)
     checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
     times = int(os.environ.get("FUZZ_TIMES", "1"))
-    return settings(max_examples=times * examples, deadline=None, suppress_health_check=checks)
+    return settings(max_examples=times * examples, suppress_health_check=checks)
 
 
 @pytest.fixture(scope="module")
@@ -386,7 +388,7 @@ def data_folder(scratch: Path) -> Path:
     return folder
 
 
-@often(250)
+@often(250, here=80)
 @given(text=configs())
 def test_a_config_trains_or_is_refused(data_folder: Path, text: str) -> None:
     path = data_folder / "run.toml"
@@ -508,7 +510,7 @@ def resumed(folder: Path, **others: Any) -> fpfl.Run | None:
     return run
 
 
-@often(200)
+@often(200, here=50)
 @given(data=st.data())
 def test_a_damaged_simulation_is_refused_or_comes_to_the_same(
     scratch: Path, seeded: tuple[Files, bytes], data: st.DataObject
@@ -520,7 +522,7 @@ def test_a_damaged_simulation_is_refused_or_comes_to_the_same(
         assert parameters(run) == model
 
 
-@often(120)
+@often(120, here=40)
 @given(data=st.data())
 def test_a_damaged_run_is_refused_or_goes_on_with_its_charges(
     scratch: Path, real: Files, data: st.DataObject
@@ -817,7 +819,7 @@ def broadcast(method: OneGradient, state: MethodState, normaliser: float, alpha:
     assert bool(state.multipliers.isfinite().all())
 
 
-@often(600)
+@often(600, here=200)
 @given(
     drawn=vectors(5),
     method=st.sampled_from(METHODS),
@@ -1129,6 +1131,7 @@ def test_a_charge_for_nothing(scratch: Path) -> None:
     reason="atheris is not installed (it has wheels for Linux on x86-64, Python 3.11 to 3.13)",
 )
 def test_the_fuzzer_finds_nothing_at_once() -> None:
-    command = [sys.executable, "-m", "fuzz", "all", "-runs=800", "-seed=1"]
+    runs = f"-runs={thorough(200, 800)}"
+    command = [sys.executable, "-m", "fuzz", "all", runs, "-seed=1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]

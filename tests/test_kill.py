@@ -10,13 +10,14 @@ from pathlib import Path
 
 import killing
 import pytest
+from conftest import thorough
 from safetensors import safe_open
 
 from fpfl.privacy.ledger import RunLedger
 from fpfl.server.journal import read_past
 
-# `make kill` runs 200; here fewer, in the same time as other tests.
-KILLS = int(os.environ.get("FPFL_KILLS", "50"))
+# `make kill` runs 200, as before a release; here fewer, in the same time as other tests.
+KILLS = int(os.environ.get("FPFL_KILLS", thorough(12, 200)))
 
 
 def finish(folder: Path, evidence: Path, noise_seed: int | None) -> None:

@@ -43,7 +43,7 @@ def state_of(totals: Totals, seed: int = 0) -> MethodState:
 
 
 @given(st.integers(0, 10_000), st.floats(0, 10), st.floats(0, 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_mmdm_direction_is_its_formula(seed: int, damping: float, rate: float) -> None:
     """∇L/N + Σ_a β_a ∇F_a with β_a = Σ_b κ_b/n' − κ_a/n'_a, for every rate."""
     totals = random_totals(seed)
@@ -61,7 +61,7 @@ def test_mmdm_direction_is_its_formula(seed: int, damping: float, rate: float) -
 
 
 @given(st.integers(0, 10_000))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_no_damping_is_bmdm_bit_for_bit(seed: int) -> None:
     totals = random_totals(seed)
     state = state_of(totals, seed)
@@ -145,7 +145,7 @@ def test_tran_uses_unsigned_slopes_and_caps_the_multipliers() -> None:
     st.lists(st.floats(-1e6, 1e6), min_size=6, max_size=6),
     st.lists(st.floats(-1e6, 1e6), min_size=6, max_size=6),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_noisy_counts_never_give_a_quotient_that_is_not_finite(F, n) -> None:
     """n'_a may be zero, negative or tiny: the constraint rests, the direction stays finite."""
     base = random_totals(0)

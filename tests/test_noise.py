@@ -98,7 +98,7 @@ def digits(number: Fraction, known: int, words: int, offset: int) -> tuple[int, 
 
 
 @given(st.integers(0, 6), st.integers(1, 2**24 - 1), st.integers(10, 200))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_slow_paths_exponential_is_right_to_a_unit(k, j, bits) -> None:
     scaled = acceptance(k, j, GRID_BITS) * 2**bits
     found = discrete._exponential(j * ((2 * k << GRID_BITS) + j), 2 * GRID_BITS + 1, bits)
@@ -108,7 +108,7 @@ def test_the_slow_paths_exponential_is_right_to_a_unit(k, j, bits) -> None:
 @given(
     st.integers(0, 6), st.integers(1, 2**24 - 1), st.integers(0, 3), st.sampled_from([-2, -1, 1, 2])
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_bits_next_to_the_probability_are_decided_as_fractions_decide(k, j, words, offset) -> None:
     """The uniform number agrees with p for 23, 87, 151 or 215 bits: one unit less is accepted."""
     p = acceptance(k, j, GRID_BITS)
@@ -260,7 +260,7 @@ def test_the_rounded_gaussian_is_as_near_as_is_said(sigma) -> None:
 
 
 @given(st.integers(1, 6), st.integers(1, 30), st.floats(1.01, 40))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_renyi_divergences_are_at_most_the_gaussians(sigma, shift, order) -> None:
     """Canonne, Kamath and Steinke's theorem, on numbers."""
     far = 60 * sigma + math.ceil(shift * order) + shift
@@ -336,7 +336,7 @@ def steps_of(third_party: ThirdParty) -> Tensor:
 
 
 @given(st.integers(0, 10**6), st.floats(1e-9, 1e3), st.floats(0.1, 100), st.booleans())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_released_numbers_are_whole_steps(seed, scale, multiplier, seeded) -> None:
     third_party = private(SeededNoise(seed) if seeded else None, multiplier)
     steps = steps_of(third_party)
@@ -345,7 +345,7 @@ def test_released_numbers_are_whole_steps(seed, scale, multiplier, seeded) -> No
 
 
 @given(st.integers(0, 10**6), st.floats(1e-6, 1e6), st.floats(1e-6, 1e6))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_what_can_be_released_does_not_depend_on_the_data(seed, scale, other) -> None:
     """Whatever one population's noise leads to, another's leads to as well, to the last bit."""
     one, two = vector(seed, scale), vector(seed + 1, other)
@@ -366,7 +366,7 @@ def test_sums_that_are_no_numbers_are_no_errors() -> None:
 
 
 @given(st.floats(1e-3, 1e3), st.floats(1e-3, 1e4), st.integers(1, 10**6))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_the_grids_deviation_keeps_the_plans_ratio(bound, multiplier, numbers) -> None:
     """(C(1 + η) + g√d)/s' = C/s, and where a user is replaced at most 2C/s."""
     stddev = bound * multiplier
@@ -398,7 +398,7 @@ def test_the_third_partys_deviations_follow_the_formula(convention) -> None:
 
 
 @given(st.integers(0, 10**6), st.sampled_from([-2.0, -0.5, 0.0, 0.5, 3.0]))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_rounding_moves_the_difference_of_neighbours_by_a_step_at_most(seed, size) -> None:
     zero = private(Chosen(torch.zeros(WHERE.size, dtype=torch.int64)))
     steps = steps_of(zero)
@@ -427,7 +427,7 @@ def test_the_noise_is_the_rounds() -> None:
     st.sampled_from([3, 65, 513]), st.sampled_from([0.0, 0.3, 0.9, 0.99, 1.0]),
     st.sampled_from([0.1, 1.0, 30.0]),
 )  # fmt: skip
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_one_user_changes_a_sum_by_the_bound_and_the_reserve(
     seed, users, size, alike, scale
 ) -> None:

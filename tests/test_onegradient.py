@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import RACE, SEX, make_population, vectors
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_engine import CONSTRAINTS, MODELS, SIZES, make
 from torch import Tensor, nn
@@ -91,7 +91,7 @@ def gradients_by_hand(engine: CohortEngine, w: Tensor, weights: Weights | None) 
     shares=st.integers(1, 2),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8)
 def test_every_path_equals_the_loop(
     model, constraint, sizes, classes, standin, memory, shares, seed
 ):
@@ -240,7 +240,7 @@ COUNTS = st.lists(st.tuples(st.floats(5, 100), st.floats(0, 1)), min_size=2, max
 
 
 @given(rounds=st.lists(COUNTS, min_size=1, max_size=5), memory=st.sampled_from([0.0, 0.5, 0.95]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_multipliers_take_proximal_steps(rounds, memory) -> None:
     """Against the argmax of λ D − α |λ| − (λ − λ_old)²/2γ on a grid, and plain weighted sums."""
     groups = min(map(len, rounds))
@@ -419,7 +419,7 @@ def test_multipliers_ask_for_no_more_than_samples_can_give() -> None:
 
 
 @given(seed=st.integers(0, 200), spread=st.floats(0.0, 1e6))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_whatever_the_noise_the_weights_stay_in_the_range(seed, spread) -> None:
     engine = make("linear", "two attributes", [5, 3, 2], 2, 0, form="one-gradient")
     engine = replace(engine, constraint=fpfl.equalized_odds("sex", "race"))

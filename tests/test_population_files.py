@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import RACE, SEX, make_population
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -72,7 +72,7 @@ def populations(draw: st.DrawFn) -> FederatedDataset:
     )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 @given(populations(), st.integers(1, 5))
 def test_what_is_saved_comes_back(data: FederatedDataset, block: int) -> None:
     """At once, in small blocks and user by user; NumPy alone reads the files."""
@@ -238,7 +238,7 @@ def test_missing_and_cut_files_are_named(folder: Path, file: str) -> None:
         open_population(folder / "nowhere")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from(FILES[:4]), st.lists(st.tuples(st.integers(0, 127), st.binary(min_size=1,
        max_size=3)), min_size=1, max_size=3))  # fmt: skip
 @pytest.mark.filterwarnings("ignore:Reading `.npy`:UserWarning")

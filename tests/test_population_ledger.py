@@ -107,7 +107,7 @@ def test_runs_add_up_to_the_budget_and_no_further(path):
             again.charge("a", SMALL, None)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.tuples(st.sampled_from([SMALL, LARGE, SAMPLED]), st.booleans()), max_size=60))
 def test_whatever_is_chosen_after_looking_keeps_to_the_budget(tmp_path_factory, wishes):
     """Two openings of a file charge in turn: both agree with the filter about every charge."""

@@ -119,7 +119,7 @@ def test_grid_is_fine_enough_and_errs_upwards(noise, q, rounds, delta):
     assert 0.999 * reference < found < 1.002 * reference
 
 
-@settings(deadline=None, derandomize=True, max_examples=12)
+@settings(derandomize=True, max_examples=12)
 @given(
     noise=st.floats(-0.5, 1.5).map(lambda x: 10**x),
     q=st.floats(-4, -0.3).map(lambda x: 10**x),
@@ -145,7 +145,7 @@ def test_factor_two_is_inside_for_poisson_and_outside_without_replacement():
     assert epsilon_without_replacement(3.0, 50, 50, 10, 1e-5) == pytest.approx(with_one)
 
 
-@settings(deadline=None, derandomize=True, max_examples=8)
+@settings(derandomize=True, max_examples=8)
 @given(
     noise=st.floats(0.6, 8.0),
     cohort=st.integers(20, 1000),
@@ -162,7 +162,7 @@ def test_poisson_epsilon_falls_with_noise_and_rises_with_rounds(noise, cohort, r
 
 # Up to a noise of 8 and from 20 rounds on: beyond, the best Rényi orders are so high that
 # dp_accounting's differences lose their digits (upwards), and ε can rise by 1% with the noise.
-@settings(deadline=None, derandomize=True, max_examples=12)
+@settings(derandomize=True, max_examples=12)
 @given(noise=st.floats(0.3, 8.0), cohort=st.integers(20, 8000), rounds=st.integers(20, 2000))
 def test_fixed_size_epsilon_falls_with_noise_and_rises_with_rounds(noise, cohort, rounds):
     here = epsilon_without_replacement(noise, K, cohort, rounds, DELTA)
@@ -171,7 +171,7 @@ def test_fixed_size_epsilon_falls_with_noise_and_rises_with_rounds(noise, cohort
     assert here <= gaussian_epsilon(noise, rounds, DELTA)
 
 
-@settings(deadline=None, derandomize=True, max_examples=10)
+@settings(derandomize=True, max_examples=10)
 @given(
     epsilon=st.floats(-0.7, 1.3).map(lambda x: 10**x),
     cohort=st.integers(50, 16280),

@@ -99,7 +99,7 @@ def test_fixed_size_where_floating_point_cancels():
     assert rdp(event, 79, "REPLACE_ONE") < 0.995 * exact
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(mechanisms(), st.integers(2, 60))
 def test_one_release_is_bounded_and_monotone(mechanism, order):
     rho = mechanism.renyi(order)
@@ -277,7 +277,7 @@ def test_everyone_against_the_exact_figure():
     assert exact <= limit.spent({mechanism: 100}) <= 1.15 * exact
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.dictionaries(mechanisms(1000, ("replace-one",)), st.integers(0, 30), max_size=4),
     mechanisms(1000, ("replace-one",)),
@@ -298,7 +298,7 @@ def test_room_is_exact(charges, mechanism, epsilon, order):
     assert not limit.fits(charges | {mechanism: before + room + 1})
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.lists(st.tuples(mechanisms(1000, ("replace-one",)), st.integers(0, 9**9)), max_size=4),
     st.integers(2, 12),

@@ -24,7 +24,7 @@ MUS = st.floats(-3, 3).map(lambda x: 10**x)
 DELTAS = st.floats(-12, -1).map(lambda x: 10**x)
 
 
-@settings(deadline=None, derandomize=True, max_examples=200)
+@settings(derandomize=True, max_examples=200)
 @given(mu=MUS, share=st.floats(0, 1.2))
 def test_delta_matches_scipy_in_log_space(mu, share):
     epsilon = share * (mu * mu / 2 + 8 * mu)
@@ -36,7 +36,7 @@ def test_delta_matches_scipy_in_log_space(mu, share):
     assert gaussian_delta(epsilon, mu) == pytest.approx(reference, rel=1e-9, abs=lost)
 
 
-@settings(deadline=None, derandomize=True, max_examples=100)
+@settings(derandomize=True, max_examples=100)
 @given(mu=MUS, delta=DELTAS)
 def test_epsilon_matches_dp_accounting(mu, delta):
     theirs = dp_accounting.get_epsilon_gaussian(1 / mu, delta)
@@ -53,7 +53,7 @@ def test_epsilon_matches_the_pld_accountant(noise, times):
     )
 
 
-@settings(deadline=None, derandomize=True, max_examples=100)
+@settings(derandomize=True, max_examples=100)
 @given(mu=MUS, delta=DELTAS)
 def test_epsilon_is_the_least_and_rounded_up(mu, delta):
     epsilon = gaussian_epsilon(1 / mu, 1, delta)
@@ -62,7 +62,7 @@ def test_epsilon_is_the_least_and_rounded_up(mu, delta):
     assert gaussian_delta(epsilon * (1 - 1e-6), mu) > delta
 
 
-@settings(deadline=None, derandomize=True, max_examples=100)
+@settings(derandomize=True, max_examples=100)
 @given(
     epsilon=st.floats(-2, 3).map(lambda x: 10**x),
     times=st.integers(1, 10_000),
@@ -95,7 +95,7 @@ def test_large_mu_does_not_overflow():
     assert epsilon == pytest.approx(mu * mu / 2 + stats.norm.isf(1e-6) * mu, rel=1e-6)
 
 
-@settings(deadline=None, derandomize=True, max_examples=100)
+@settings(derandomize=True, max_examples=100)
 @given(
     population=st.integers(2, 10**6),
     data=st.data(),

@@ -155,7 +155,7 @@ def test_delta_above_a_tenth_of_one_over_population_warns_the_caller():
         plan(population=16280, real_population=10**6, delta=6e-6)
 
 
-@settings(deadline=None, derandomize=True, max_examples=100)
+@settings(derandomize=True, max_examples=100)
 @given(
     noise=st.floats(1e-3, 1e3),
     parts=st.lists(st.tuples(st.floats(1e-3, 1e3), st.floats(0.01, 1.0)), min_size=1, max_size=6),
@@ -276,7 +276,7 @@ def test_a_hypothetical_population_has_a_real_epsilon():
     assert capped.participations_real == 7
 
 
-@settings(deadline=None, derandomize=True, max_examples=10)
+@settings(derandomize=True, max_examples=10)
 @given(
     convention=st.sampled_from(CONVENTIONS), noise=st.floats(0.8, 5.0), rounds=st.integers(20, 900)
 )

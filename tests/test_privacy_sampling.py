@@ -30,7 +30,7 @@ def indicators(sampler, draws, seed):
     return table
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
+@settings(derandomize=True, max_examples=60)
 @given(
     sampler=st.sampled_from(SAMPLERS),
     population=st.integers(1, 100_000),
@@ -162,7 +162,7 @@ def test_only_poisson_sampling_has_a_cap():
         PoissonSampling(10, 5, max_participations=0)
 
 
-@settings(deadline=None, derandomize=True, max_examples=40)
+@settings(derandomize=True, max_examples=40)
 @given(cap=st.integers(1, 6), rounds=st.integers(1, 30), seed=st.integers(0, 2**32))
 def test_cap_drops_users_who_have_reached_it_and_nobody_else(cap, rounds, seed):
     cohorts = PoissonSampling(40, 12, max_participations=cap)
@@ -217,7 +217,7 @@ def hockey_stick(p, q, epsilon):
     return sum(max(0.0, p[key] - math.exp(epsilon) * q[key]) for key in p)
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
+@settings(derandomize=True, max_examples=60)
 @given(
     q=st.floats(0.05, 0.95),
     cap=st.integers(1, 3),

@@ -81,7 +81,7 @@ def test_secret_coins_are_below_their_bound_both_ways(chance, order):
     noise=st.floats(0.4, 20.0),
     chance=st.floats(1e-4, 0.99),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_the_general_bound_is_above_what_is_known_of_the_gaussian(order, noise, chance):
     """What holds for any mechanism with that curve holds for the Gaussian, whose own is known."""
     accountant = dp.rdp.RdpAccountant([order], dp.NeighboringRelation.ADD_OR_REMOVE_ONE)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import make_population
+from conftest import make_population, some
 
-from fpfl import fnr_parity
+from fpfl import FpflWarning, fnr_parity
 from fpfl.privacy.ledger import RunLedger
 from fpfl.server.ahead import ahead
 from fpfl.training import train
@@ -63,17 +65,23 @@ for kind in {kinds!r}:
 print("RESULT" + json.dumps([ranks.rank, ranks.size, vectors]), flush=True)
 """
 SEEDED = ("plain", "private", "part", "dropout", "one gradient", "one gradient, local")
+ALL = (*SEEDED, "unseeded", "unseeded again", "kept")
+Models = dict[str, list[float]]
 
 
-def models(kinds: tuple[str, ...], processes: int, folder: Path) -> list[dict[str, list[float]]]:
-    """Train in several processes; what each of them ended with."""
+def written(kinds: tuple[str, ...], folder: Path) -> Path:
     script = folder / "training.py"
     script.write_text(
         SCRIPT.format(kinds=kinds, folder=str(folder), tests=str(Path(__file__).parent))
     )
+    return script
+
+
+def models(kinds: tuple[str, ...], processes: int, folder: Path) -> list[Models]:
+    """Train in several processes; what each of them ended with."""
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone",
-        "--nproc-per-node", str(processes), str(script),
+        "--nproc-per-node", str(processes), str(written(kinds, folder)),
     ]  # fmt: skip
     done = subprocess.run(
         command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
@@ -85,23 +93,41 @@ def models(kinds: tuple[str, ...], processes: int, folder: Path) -> list[dict[st
     return [vectors for _, _, vectors in results]
 
 
-def test_any_number_of_processes_gives_the_same_model(tmp_path) -> None:
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> Models:
+    """In this process, which nobody started with others."""
+    before = torch.get_num_threads()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FpflWarning)
+        found = runpy.run_path(str(written(SEEDED, tmp_path_factory.mktemp("alone"))))
+    torch.set_num_threads(before)
+    assert found["ranks"].size == 1
+    return found["vectors"]
+
+
+@pytest.fixture(scope="module", params=some((2, 3), 2))
+def several(request, tmp_path_factory) -> tuple[Path, list[Models]]:
+    """All kinds from one start, which takes longer than they do; and the folder of the kept one."""
+    folder = tmp_path_factory.mktemp("several")
+    return folder / f"kept-{request.param}", models(ALL, request.param, folder)
+
+
+def test_any_number_of_processes_gives_the_same_model(several, alone) -> None:
     """To 1e-5: sums of users are added in another order, nothing else differs."""
-    (alone,) = models(SEEDED, 1, tmp_path)
-    for processes in (2, 3):
-        several = models((*SEEDED, "unseeded", "unseeded again"), processes, tmp_path)
-        assert all(other == several[0] for other in several)  # to the last bit among themselves
-        for kind in SEEDED:
-            np.testing.assert_allclose(several[0][kind], alone[kind], rtol=1e-5, atol=1e-5)
-        assert several[0]["unseeded"] != several[0]["unseeded again"]
+    first, *others = several[1]
+    assert others
+    assert all(other == first for other in others)  # to the last bit among themselves
+    for kind in SEEDED:
+        np.testing.assert_allclose(first[kind], alone[kind], rtol=1e-5, atol=1e-5)
+    assert first["unseeded"] != first["unseeded again"]
 
 
-def test_several_processes_keep_one_run(tmp_path) -> None:
+def test_several_processes_keep_one_run(several) -> None:
     """One of them writes; all stop at the same round, and leave out the same users."""
-    first, second = models(("kept",), 2, tmp_path)
-    assert first == second
-    ledger = RunLedger.look(tmp_path / "kept-2" / "ledger.jsonl")
-    assert ledger.spent == first["kept"][0]
+    folder, found = several
+    assert all(other["kept"] == found[0]["kept"] for other in found)
+    ledger = RunLedger.look(folder / "ledger.jsonl")
+    assert ledger.spent == found[0]["kept"][0]
     assert [r["users"] for r in ledger.chain.records if r["kind"] == "withdrawal"] == [30]
 
 

@@ -63,7 +63,7 @@ def test_the_stand_in_is_the_rate_where_scores_are_hard(rate, classes):
     assert rate.kind == "classification"
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_rates_and_stand_ins_are_in_the_unit_interval(seed):
     generator = torch.Generator().manual_seed(seed)
@@ -180,7 +180,7 @@ def test_membership_of_intersections():
     assert torch.equal(padded.reshape(4, 6), found)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_partition_means_exactly_one_group(seed):
     generator = torch.Generator().manual_seed(seed)

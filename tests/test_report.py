@@ -299,7 +299,7 @@ JUNK = st.recursive(
 )
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_whatever_is_in_the_files_there_is_a_page_or_a_word(
     data: st.DataObject, runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory

@@ -194,7 +194,7 @@ def test_every_number_of_drop_outs_at_every_step_of_four() -> None:
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_sum_is_right_for_random_cohorts(data) -> None:
     n = data.draw(st.integers(2, 8))
     t, least = data.draw(st.integers(1, n)), data.draw(st.integers(1, n))
@@ -225,7 +225,7 @@ def test_a_sparse_graph_of_sixty(seed) -> None:
 
 
 @given(st.integers(0, 10**6))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_sparse_graph_gives_the_right_sum_or_none(seed) -> None:
     rng = np.random.default_rng(seed)
     nodes = some(12)
@@ -772,7 +772,7 @@ def test_the_field_is_the_first_prime_above_all_secrets() -> None:
 
 
 @given(st.binary(min_size=32, max_size=32), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_t_shares_give_the_secret(secret, data) -> None:
     indices = data.draw(st.lists(st.integers(1, 2**32 - 1), min_size=1, max_size=40, unique=True))
     t = data.draw(st.integers(1, len(indices)))

@@ -107,7 +107,6 @@ def plainly(rows: list[dict[str, Any]]) -> tuple[list[Any], ...]:
 )
 @settings(
     max_examples=40,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_what_is_written_is_read(
@@ -332,7 +331,8 @@ def test_a_parquet_column_of_lists_is_refused(tmp_path: Path) -> None:
     ),
 )
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=150,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_any_bytes_are_data_or_a_value_error(head: str, rest: bytes, tmp_path: Path) -> None:
     path = tmp_path / "people.csv"
@@ -394,7 +394,7 @@ RANGE = st.tuples(st.floats(-1e6, 0), st.floats(0.5, 1e6))
     flag=st.booleans(),
     missing=st.lists(TEXT, max_size=2).map(tuple),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_schema_is_read_as_it_was_written(names, classes, values, ends, flag, missing) -> None:
     label, number, category, attribute, user = names
     schema = TableSchema(

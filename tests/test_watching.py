@@ -7,7 +7,9 @@ import json
 import math
 import re
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -452,7 +454,7 @@ def test_the_most_important_parts_are_shown_last() -> None:
 def test_the_first_round_does_not_set_the_pace(monkeypatch) -> None:
     """It warms up; by the clock of the test it takes a minute, and each of the others a second."""
     clock = iter([0.0, 60.0, 61.0, 62.0, 63.0])
-    monkeypatch.setattr(shown.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(shown, "time", SimpleNamespace(monotonic=clock.__next__))
     pace = shown._Pace()
     found = []
     for t in range(5, 9):
@@ -643,9 +645,13 @@ def test_only_released_figures_are_shown(monkeypatch) -> None:
     monkeypatch.setattr(simulation.Simulation, "release", release)
 
     def written(seed: int) -> str:
+        # Time is shown as well, and is not of the data: here a second passes whenever it is asked.
+        clock = SimpleNamespace(monotonic=count().__next__)
+        monkeypatch.setattr(shown, "time", clock)
         out = Console(file=io.StringIO(), width=150)
         train(fpfl.Explain(where=out), Progress(where=out), data=make_population(seed=seed))
-        return re.sub(r"[\d.]+ (rounds/s|s/round), .*", "", text(out))
+        return text(out)
 
     assert written(1) == written(2)
     assert "accuracy" in written(1)
+    assert "1.0 rounds/s" in written(1)
