@@ -50,7 +50,6 @@ def main() -> int:
         print(f"commit first, so that the results have a commit to name:\n{changed}")
         return 2
     LOGS.mkdir(parents=True, exist_ok=True)
-    found = begun()
     with tempfile.TemporaryDirectory(prefix="fpfl-release-") as scratch:
         clone = Path(scratch) / "fpfl"
         said("git", "clone", "--quiet", str(ROOT), str(clone))
@@ -65,7 +64,7 @@ def main() -> int:
             RESULTS.parent.mkdir(parents=True, exist_ok=True)
             RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(f"Written: {RESULTS.relative_to(ROOT)}")
-    return int(not all(each["held"] for each in found["steps"].values()))
+    return int(not all(row["held"] for row in begun()["steps"].values()))
 
 
 def said(*command: str) -> str:
