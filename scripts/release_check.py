@@ -57,10 +57,10 @@ def main() -> int:
             (clone.parent / "shared").symlink_to(ROOT.parent / "shared")
         subprocess.run(["make", "lint"], cwd=clone, check=False, capture_output=True)  # installs
         for name in wanted:
-            found["steps"][name] = about() | step(name, clone)
-            found["steps"] = {
-                each: found["steps"][each] for each in STEPS if each in found["steps"]
-            }
+            row = about() | step(name, clone)
+            found = begun()  # as it is now: another process may be at other steps
+            done = found["steps"] | {name: row}
+            found["steps"] = {each: done[each] for each in STEPS if each in done}
             RESULTS.parent.mkdir(parents=True, exist_ok=True)
             RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(f"Written: {RESULTS.relative_to(ROOT)}")
