@@ -22,8 +22,8 @@ help: ## show this list
 demo: $(VENV)/.stamp-base ## train a fair and private model on Adult, from scratch
 	$(BIN)/fpfl demo
 
-# A process for each core, each with one thread; a file's tests stay together. In the files' own
-# order: by the number of tests, the few long ones would come last, one core idle beside them.
+# A process for each core, each with one thread; a file's tests stay together. In the order of
+# tests/conftest.py: by the number of tests, the few long ones would come last, one core idle.
 test: $(VENV)/.stamp-dev ## run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
