@@ -43,7 +43,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Everything that takes too long for each change.")
     parser.add_argument("--only", action="append", choices=list(STEPS), help="may be repeated")
     wanted = parser.parse_args().only or list(STEPS)
-    if changed := said("git", "status", "--porcelain", "--untracked-files=no"):
+    ours = f":!{RESULTS.relative_to(ROOT)}"  # this file itself is written anew
+    if changed := said("git", "status", "--porcelain", "--untracked-files=no", "--", ".", ours):
         print(f"commit first, so that the results have a commit to name:\n{changed}")
         return 2
     LOGS.mkdir(parents=True, exist_ok=True)
