@@ -276,7 +276,7 @@ def population(folder: Path, data: bytes) -> None:
     whole = (path / name).read_bytes()
     (path / name).write_bytes(data[1:])
     try:
-        with refusing(path, path / "offsets.npy"):
+        with refusing(path, path / "offsets.npy", path / "schema.json"):
             touch(open_population(path))
     finally:
         (path / name).write_bytes(whole)
@@ -301,7 +301,7 @@ def schema(folder: Path, data: bytes) -> None:
     whole = (path / "schema.json").read_bytes()
     (path / "schema.json").write_bytes(data)
     try:
-        with refusing(path):
+        with refusing(path, path / "schema.json"):
             opened = open_population(path)
             json.dumps(opened.schema.as_dict(), allow_nan=False)
             touch(opened)

@@ -426,3 +426,14 @@ def test_training_from_disk_gives_the_same_model(tmp_path: Path, kind: str) -> N
     ]  # fmt: skip
     for one, two in zip(*(model.parameters() for model in models), strict=True):
         assert torch.equal(one, two)
+
+
+def test_samples_that_are_not_what_the_schema_says_name_its_file(tmp_path: Path) -> None:
+    """A schema that was changed afterwards, found by fuzzing: −1 is not declared any more."""
+    data = make_population(attributes=(RACE,))
+    folder = data.save(tmp_path / "people")
+    content = json.loads((folder / "schema.json").read_text(encoding="utf-8"))
+    content["schema"]["attributes"][0]["unknown"] = False
+    (folder / "schema.json").write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"schema\.json declares: codes of attribute 'race'"):
+        FederatedDataset.open(folder).subset(np.arange(data.population))

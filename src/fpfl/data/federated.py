@@ -214,7 +214,14 @@ class FederatedDataset:
         before = np.cumsum(sizes) - sizes
         order = np.repeat(starts - before, sizes) + np.arange(sizes.sum())
         samples_per_user = self.schema.samples_per_user
-        return self._take(torch.from_numpy(order), sizes, samples_per_user=samples_per_user)
+        try:
+            return self._take(torch.from_numpy(order), sizes, samples_per_user=samples_per_user)
+        except ValueError as error:
+            if not self.lazy:
+                raise
+            raise ValueError(  # nobody has looked at them before
+                f"the population's files do not hold what its schema.json declares: {error}"
+            ) from error
 
     def split(
         self, fraction: float, *, seed: int | None = None
