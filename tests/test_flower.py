@@ -175,13 +175,13 @@ def test_a_server_that_is_killed_goes_on_from_its_last_round(federation):
     run = federation.deployment.start_run(project, federation.config("again"))
     folder = federation.folder / "again-run"
     federation.deployment.wait_for(
-        lambda: "round 1 of 3" in run.log(), 120, "the first round to end"
+        lambda: "round 1 of 3" in run.log(), 600, "the first round to end"
     )
     federation.deployment.kill_server_app()
     before = kinds(folder, "charge")
     assert before[0] == 1
     assert len(before) <= 2
-    result = federation.deployment.run(project, federation.config("again"), timeout=180)
+    result = federation.deployment.run(project, federation.config("again"), timeout=600)
     assert "round 1: the sum of" not in result.log  # what was released is not asked for again
     assert "round 2: the sum of 5 nodes" in result.log
     # Three rounds were paid for; one that was charged and lost is one less to run.
@@ -204,9 +204,9 @@ def test_nodes_that_are_killed_are_done_without(federation):
         "killed", ROUNDS=1, COHORT=200, SEED=None, TIMEOUT=25.0, MARK=str(mark)
     )
     run = deployment.start_run(project, federation.config("killed"))
-    deployment.wait_for(mark.exists, 60, "node 5 to compute")
+    deployment.wait_for(mark.exists, 300, "node 5 to compute")
     deployment.kill_node(4)
-    result = run.wait(240)
+    result = run.wait(600)
     assert result.completed, result.log
     assert "lost in 'mask': ('node-5',)" in result.log
     assert "the sum of 4 nodes" in result.log

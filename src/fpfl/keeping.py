@@ -48,6 +48,10 @@ _REPLAYED = (
 )
 """Settings that say what follows from totals: those since a checkpoint need the ones they had."""
 
+PATIENCE = 3.0
+"""Seconds to wait for a run's file: a run that was killed leaves a small process behind, the one
+that syncs, and it holds the file until it sees the end. On a busy machine that takes a moment."""
+
 
 @dataclass(frozen=True)
 class Kept:
@@ -159,7 +163,7 @@ def _check_first(folder: RunFolder, begun: Begun, state: ServerState) -> None:
         )
     file = os.open(path / LEDGER, os.O_RDONLY)
     try:
-        with held(file, path / LEDGER, "LOCK_SH", 0.0):
+        with held(file, path / LEDGER, "LOCK_SH", PATIENCE):
             ledger = look(path)
             past = read_past(path, begun.simulation, begun.cap)
             check_charges(path, past, ledger)
