@@ -36,8 +36,8 @@ STEPS = {
     "installs": ".venv/bin/python scripts/installs.py lowest newest flower --own-torch "
     "--python 3.11 --python 3.12 --python 3.13 --json $LOGS/installs.json",
 }
-"""In this order. The tests are those that ``make test`` leaves out: every twin, every fault of a node,
-real processes that are killed. The audit ends with an error where a claim is refuted, installs
+"""In this order. The tests are those that ``make test`` leaves out: every twin, every fault of a
+node, real processes that are killed. The audit ends with an error where a claim is refuted, installs
 where one set does not work."""
 
 
