@@ -37,8 +37,8 @@ STEPS = {
     "--python 3.11 --python 3.12 --python 3.13 --json $LOGS/installs.json",
 }
 """In this order. The tests are those that ``make test`` leaves out: every twin, every fault of a
-node, real processes that are killed. The audit ends with an error where a claim is refuted, installs
-where one set does not work."""
+node, real processes that are killed. The audit ends with an error where a claim is refuted, and
+installs where one set does not work."""
 
 
 def main() -> int:
