@@ -584,7 +584,7 @@ class Deployment:
                 raise self.error("the warm process ended")
             return "warm" in read(process.log)
 
-        self.wait_for(ready, 60, "the warm process")
+        self.wait_for(ready, 300, "the warm process")
 
     def _kill(self, process: Process) -> None:
         kill_group(process)
