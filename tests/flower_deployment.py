@@ -47,6 +47,8 @@ TAIL = 40  # lines of every log in a failure's message
 # A node that vanished counts as online until two of its heartbeats, 30 s apart, are missing, and
 # until then nobody can come back with its key.
 FORGOTTEN = 75.0
+# Seconds until what hangs is given up. A machine that is busy with other things takes its time.
+PATIENCE = 300.0
 
 # What runs with `python -c`. The SuperNode as it is, but for how long it sleeps between questions.
 SUPERNODE = """
@@ -191,11 +193,11 @@ class Run:
     def run_id(self) -> int:
         """The run's id, once Flower has given it one."""
         if self._id is None:
-            log = self.wait_for("Successfully started run", 30)
+            log = self.wait_for("Successfully started run")
             self._id = int(log.partition("Successfully started run ")[2].split()[0])
         return self._id
 
-    def wait_for(self, text: str, timeout: float = 60.0) -> str:
+    def wait_for(self, text: str, timeout: float = PATIENCE) -> str:
         """The log once it contains ``text``; an error if it ends without."""
 
         def there() -> str | None:
@@ -209,7 +211,7 @@ class Run:
 
         return self.deployment.wait_for(there, timeout, f"{text!r} in the run's log")
 
-    def wait(self, timeout: float = 120.0) -> RunResult:
+    def wait(self, timeout: float = PATIENCE) -> RunResult:
         """Wait until the run has ended, however it did."""
         run_id = self.run_id
         self.deployment.wait_for(
@@ -355,7 +357,7 @@ class Deployment:
             except OSError:
                 return False
 
-        self.wait_for(answers, 60, "the SuperLink to answer")
+        self.wait_for(answers, PATIENCE, "the SuperLink to answer")
 
     def kill_superlink(self) -> None:
         """SIGKILL for the SuperLink and all that it started, the running ServerApp too."""
@@ -367,7 +369,7 @@ class Deployment:
         assert self.superlink is not None
         return [p for p in marked(self.superlink.mark) if "flwr-serverapp" in command_line(p)]
 
-    def kill_server_app(self, timeout: float = 30.0) -> None:
+    def kill_server_app(self, timeout: float = PATIENCE) -> None:
         """SIGKILL for the running ServerApp (once there is one); the SuperLink stays."""
         for pid in self.wait_for(self.server_apps, timeout, "a ServerApp to be running"):
             kill(pid)
@@ -414,7 +416,7 @@ class Deployment:
         if wait:
             self.wait_for_node(i)
 
-    def wait_for_node(self, i: int, timeout: float = FORGOTTEN + 45) -> None:
+    def wait_for_node(self, i: int, timeout: float = FORGOTTEN + PATIENCE) -> None:
         """Wait until node ``i`` is admitted; it is started again while its place is taken."""
 
         def admitted() -> bool:
@@ -432,7 +434,7 @@ class Deployment:
 
         self.wait_for(admitted, timeout, f"node {i} to be admitted")
 
-    def refused(self, i: int, timeout: float = 30.0, **changes: Any) -> tuple[int, str]:
+    def refused(self, i: int, timeout: float = PATIENCE, **changes: Any) -> tuple[int, str]:
         """Start a node that is not to be admitted: its exit code and its log."""
         process = self._start(f"stranger-{i}", self.supernode_command(i, **changes))
         self._others.append(process)
@@ -449,7 +451,7 @@ class Deployment:
         """SIGKILL for node ``i`` and all that it started, the ClientApp it runs too."""
         self._kill(self.supernodes[i])
 
-    def stop_node(self, i: int, timeout: float = 30.0) -> None:
+    def stop_node(self, i: int, timeout: float = PATIENCE) -> None:
         """Ask node ``i`` to end: it says goodbye to the SuperLink and can come back at once."""
         process = self.supernodes[i]
         process.popen.terminate()
@@ -482,7 +484,7 @@ class Deployment:
         app: Path | str,
         run_config: Mapping[str, bool | int | float | str] | None = None,
         *,
-        timeout: float = 120.0,
+        timeout: float = PATIENCE,
         check: bool = True,
     ) -> RunResult:
         """Run an app to its end; with ``check``, anything but success is an error."""
@@ -503,7 +505,7 @@ class Deployment:
         nodes = json.loads(answer[answer.index("{") :])["nodes"]
         return [int(node["node-id"]) for node in nodes if node["status"] == "online"]
 
-    def cli(self, *calls: Sequence[str], timeout: float = 60.0) -> str:
+    def cli(self, *calls: Sequence[str], timeout: float = PATIENCE) -> str:
         """What Flower's command line writes to these calls, made one after the other."""
         done = subprocess.run(
             [sys.executable, "-c", COMMANDS, json.dumps([list(call) for call in calls])],
@@ -584,7 +586,7 @@ class Deployment:
                 raise self.error("the warm process ended")
             return "warm" in read(process.log)
 
-        self.wait_for(ready, 300, "the warm process")
+        self.wait_for(ready, PATIENCE, "the warm process")
 
     def _kill(self, process: Process) -> None:
         kill_group(process)

@@ -104,7 +104,7 @@ def test_a_federation_of_processes_is_the_simulation(federation, monkeypatch):
     """Secure aggregation, noise in shares, TLS, node authentication: the same model."""
     project = federation.project("alike", ROUNDS=ROUNDS, COHORT=1000, SEED=11, TIMEOUT=120.0)
     result = federation.deployment.run(
-        project, federation.config("alike"), timeout=180.0 + 60.0 * ROUNDS
+        project, federation.config("alike"), timeout=300.0 + 60.0 * ROUNDS
     )
     folder = federation.folder / "alike-run"
     agreed = agreed_by(project, monkeypatch)
