@@ -58,7 +58,7 @@ def main() -> int:
             (clone.parent / "shared").symlink_to(ROOT.parent / "shared")
         subprocess.run(["make", "lint"], cwd=clone, check=False, capture_output=True)  # installs
         for name in wanted:
-            row = about() | step(name, clone)
+            row = about(clone) | step(name, clone)
             found = begun()  # as it is now: another process may be at other steps
             done = found["steps"] | {name: row}
             found["steps"] = {each: done[each] for each in STEPS if each in done}
@@ -81,12 +81,12 @@ def begun() -> dict[str, Any]:
     return {"command": "make release-check", "steps": {}}
 
 
-def about() -> dict[str, Any]:
+def about(clone: Path) -> dict[str, Any]:
     """What a step is run on."""
-    text = (ROOT / "src" / "fpfl" / "__init__.py").read_text(encoding="utf-8")
+    text = (clone / "src" / "fpfl" / "__init__.py").read_text(encoding="utf-8")
     return {
         "version": re.findall(r'__version__ = "(.+)"', text)[0],
-        "commit": said("git", "rev-parse", "HEAD"),
+        "commit": said("git", "-C", str(clone), "rev-parse", "HEAD"),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "hardware": f"{os.cpu_count()} cores, {platform.machine()}, no GPU",
     }
