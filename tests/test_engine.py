@@ -216,7 +216,10 @@ SIZES = st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any)
 )
 @settings(max_examples=12)
 def test_every_path_equals_the_loop(model, constraint, sizes, classes, basis, memory, shares, seed):
-    """float64: to 1e-10, whatever the model, sizes, groups, chunks and shares."""
+    """float64: to 1e-10, whatever the model, sizes, groups, chunks and shares.
+
+    Clipped factors have inputs of 18 bits, and leave a part of the bound for their rounding.
+    """
     engine = make(model, constraint, sizes, classes, seed, basis=basis, memory=memory)
     users, w = np.arange(len(sizes)), engine.model.vector()
     wanted = loop_over_users(engine, w, users)
@@ -227,9 +230,12 @@ def test_every_path_equals_the_loop(model, constraint, sizes, classes, basis, me
     )
     places = engine.layout.slices
     rules = clip_rules(blocks, places)
-    total = sum(clipped_sum(part, rules) for part in engine.statistics(w, users))
+    parts = list(engine.statistics(w, users))
+    total = sum(clipped_sum(part, rules) for part in parts)
     expected = clip(DenseRows(wanted, places), rules).sum(0)
-    torch.testing.assert_close(total, expected, rtol=1e-10, atol=1e-11)
+    factored = any(isinstance(part.gradients, FactoredGradients) for part in parts)
+    close = {"rtol": 1e-4, "atol": 1e-5} if factored else {"rtol": 1e-10, "atol": 1e-10}
+    torch.testing.assert_close(total, expected, **close)
     third_party = ThirdParty(places)
     torch.testing.assert_close(third_party.sum(engine.statistics(w, users), w), wanted.sum(0))
 
@@ -246,7 +252,7 @@ def test_every_path_equals_the_loop_in_float32(model, classes) -> None:
     rules = clip_rules(Clipping(0.5).blocks(constrained=True, selection=True), engine.layout.slices)
     total = sum(clipped_sum(part, rules) for part in engine.statistics(w, users))
     expected = clip(DenseRows(wanted, engine.layout.slices), rules).sum(0)
-    assert float((total - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
+    assert float((total - expected).abs().max()) <= 1e-4 * float(expected.abs().max())
 
 
 @pytest.mark.parametrize("factored", [True, False])
@@ -498,20 +504,17 @@ class Surprising(nn.Module):
 
 
 @pytest.mark.parametrize("how", ["split", "twice", "sort", "skip"])
-def test_what_shows_on_real_samples_only_is_noticed_there(how) -> None:
+def test_what_shows_with_many_samples_only_is_noticed_before_there_are_any(how) -> None:
+    """Made-up samples come in as many rows as real ones: no data decides which way is taken."""
     data = population((5,), [2, 3, 1, 4] * 5, 2, (SEX,), 0)
     torch.manual_seed(0)
     engine = CohortEngine(FlatModel.of(Surprising(how).double()), data, fnr_parity("sex"))
-    assert type(engine._pass) is LayerPass
+    assert type(engine._pass) is VmapPass
     w, users = engine.model.vector(), np.arange(20)
     rules = clip_rules(Clipping(0.5).blocks(constrained=True, selection=True), engine.layout.slices)
     wanted = clip(DenseRows(loop_over_everybody(engine, w), engine.layout.slices), rules).sum(0)
-    for _ in range(2):
-        total = sum(clipped_sum(part, rules) for part in engine.statistics(w, users))
-        if how in ("split", "sort"):  # the others depend on the batch, which a user alone does not
-            torch.testing.assert_close(total, wanted)
-        bound = 0.5 * len(users) * 1.001
-        assert float(total[engine.layout.slices["loss_gradient"]].norm()) <= bound
+    total = sum(clipped_sum(part, rules) for part in engine.statistics(w, users))
+    torch.testing.assert_close(total, wanted)
 
 
 def loop_over_everybody(engine: CohortEngine, w: Tensor) -> Tensor:

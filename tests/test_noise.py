@@ -29,7 +29,7 @@ from fpfl.thirdparty import (
     discrete,
 )
 from fpfl.thirdparty.discrete import GRID_BITS, discrete_gaussian
-from fpfl.thirdparty.sums import RESERVE, grid_stddev
+from fpfl.thirdparty.sums import grid_stddev, reserve
 from fpfl.users import CohortEngine, FlatModel, Layout
 
 CPU = torch.device("cpu")
@@ -365,23 +365,24 @@ def test_sums_that_are_no_numbers_are_no_errors() -> None:
     assert torch.equal(third_party.noised(total, 1)[:5], expected)
 
 
-@given(st.floats(1e-3, 1e3), st.floats(1e-3, 1e4), st.integers(1, 10**6))
+@given(st.floats(1e-3, 1e3), st.floats(1e-3, 1e4), st.integers(1, 10**6), st.integers(1, 10**8))
 @settings(max_examples=100)
-def test_the_grids_deviation_keeps_the_plans_ratio(bound, multiplier, numbers) -> None:
+def test_the_grids_deviation_keeps_the_plans_ratio(bound, multiplier, numbers, users) -> None:
     """(C(1 + η) + g√d)/s' = C/s, and where a user is replaced at most 2C/s."""
     stddev = bound * multiplier
     slack = multiplier * numbers**0.5 / 2.0**GRID_BITS
     if slack >= 0.5:
         with pytest.raises(ValueError, match="smaller noise multiplier"):
-            grid_stddev(stddev, bound, numbers)
+            grid_stddev(stddev, bound, numbers, users)
         return
-    real = grid_stddev(stddev, bound, numbers)
+    real = grid_stddev(stddev, bound, numbers, users)
     step = real / 2.0**GRID_BITS
-    change = bound * (1 + RESERVE) + step * numbers**0.5
+    eta = reserve(numbers, users)
+    change = bound * (1 + eta) + step * numbers**0.5
     assert change / real == pytest.approx(bound / stddev, rel=1e-12)
-    replaced = 2 * bound * (1 + RESERVE) + step * numbers**0.5
+    replaced = 2 * bound * (1 + eta) + step * numbers**0.5
     assert replaced / real <= 2 * bound / stddev * (1 + 1e-12)
-    assert stddev < real < stddev * (1 + RESERVE) * (1 + 2 * slack + 1e-12)
+    assert stddev < real < stddev * (1 + eta) * (1 + 2 * slack + 1e-12)
 
 
 @pytest.mark.parametrize("convention", ["paper", "replace-one", "poisson"])
@@ -391,7 +392,7 @@ def test_the_third_partys_deviations_follow_the_formula(convention) -> None:
     for rule in third_party.rules:
         assert rule.size == numbers[rule.name]
         planned = third_party.plan.noise_stddev(rule.name)
-        wanted = grid_stddev(planned, rule.bound, rule.size)
+        wanted = grid_stddev(planned, rule.bound, rule.size, third_party.plan.population)
         for place in rule.places:
             assert bool((third_party.noise_stddev[place] == wanted).all())
         assert 1 < wanted / planned < 1.001
@@ -442,13 +443,12 @@ def test_one_user_changes_a_sum_by_the_bound_and_the_reserve(
         return clipped_sum(DenseRows(rows, places), rules)
 
     exact = clip(DenseRows(rows.double(), places), rules)
-    if alike < 1.0:  # equal users' roundings add up, in the sum but not in the difference
-        assert float((total(rows) - exact.sum(0)).norm()) < RESERVE / 2
+    assert float((total(rows) - exact.sum(0)).norm()) < users * 1e-9
     for left_out in (0, users // 2, users - 1):
         rest = torch.cat([rows[:left_out], rows[left_out + 1 :]])
         change = total(rows) - total(rest)
-        assert float(change.norm()) <= 1.0 + RESERVE
-        assert float((change - exact[left_out]).norm()) < RESERVE
+        assert float(change.norm()) <= 1.0 + reserve(size, users)
+        assert torch.equal(change, total(rows[left_out : left_out + 1]))
 
 
 @pytest.mark.parametrize("hidden", [3, 60])
@@ -473,4 +473,4 @@ def test_the_engines_sums_keep_within_the_reserve(hidden, constrained) -> None:
     for single, double in zip(sums[:3], sums[3:], strict=True):
         for rule in rules:
             error = torch.cat([(single - double)[place] for place in rule.places]).norm()
-            assert float(error) < rule.bound * RESERVE / 2
+            assert float(error) < rule.bound * 1e-3

@@ -23,6 +23,7 @@ from fpfl.methods.mmdm import constraint_direction
 from fpfl.methods.onegradient import MOST
 from fpfl.thirdparty.clipping import DenseRows, clip, clip_rules, clipped_sum
 from fpfl.users import CohortEngine, FlatModel, task
+from fpfl.users.factored import FactoredGradients
 
 ALPHA = 0.02
 
@@ -115,10 +116,13 @@ def test_every_path_equals_the_loop(
     rules = clip_rules(
         Clipping(0.5, counts=1.0).blocks(constrained=weights is not None, selection=True), places
     )
-    parts = engine.statistics(w, users, weights=weights)
+    parts = list(engine.statistics(w, users, weights=weights))
     total = sum(clipped_sum(part, rules) for part in parts)
     expected = clip(DenseRows(given_, places), rules).sum(0)
-    torch.testing.assert_close(total, expected, rtol=1e-9, atol=1e-10)
+    # Clipped factors have inputs of 18 bits.
+    factored = any(isinstance(part.gradients, FactoredGradients) for part in parts)
+    close = {"rtol": 1e-4, "atol": 1e-5} if factored else {"rtol": 1e-9, "atol": 1e-9}
+    torch.testing.assert_close(total, expected, **close)
 
 
 @pytest.mark.parametrize("model", ["linear", "perceptron", "convolutional", "lstm", "attention"])

@@ -261,7 +261,8 @@ def test_the_count_comes_through_chunks_and_noise(memory, noisy) -> None:
     third_party = ThirdParty(engine.layout.slices, blocks, plan if noisy else None)
     w, users = model.vector(), torch.arange(200).numpy()
     parts = list(engine.statistics(w, users))
-    assert (len(parts) > 1) == (memory < 2**30)
+    # Users with few samples and with many are apart in any case.
+    assert (len(parts) > 2) == (memory < 2**30)
     released = third_party.release(parts, w, 1)
     rows = vectors(engine, w, users)
     assert bool((rows[:, -1] == 0).all())  # users do not know

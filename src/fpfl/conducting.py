@@ -152,6 +152,7 @@ def conduct(
     seeds: tuple[Any, ...],
     ranks: Ranks,
     callbacks: Sequence[Callback] = (),
+    notes: tuple[str, ...] = (),
 ) -> Run:
     """Open or go on with the run's folder, run all rounds, and say what came out.
 
@@ -173,6 +174,8 @@ def conduct(
         The processes that share the work.
     callbacks
         Told of the beginning, of every round and of the end, in the first process.
+    notes
+        What is to be said about the run besides.
     """
     seed, noise_seed, *_ = seeds
     plan, server = settled.noisy.plan, settled.server
@@ -199,7 +202,7 @@ def conduct(
             kept.past.state if kept else None,
             kept.journal if kept else None,
         )
-        notes = drowned_notes(outcome.history, settled.noisy, settled.layout, server.selection)
+        notes += drowned_notes(outcome.history, settled.noisy, settled.layout, server.selection)
         notes += kept.past.notes if kept else ()
         for note in (*notes, *([outcome.stopped] if outcome.stopped else [])):
             warnings.warn(note, RunNote, stacklevel=3)

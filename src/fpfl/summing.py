@@ -1,11 +1,11 @@
-"""Weighted sums of many rows that round little.
+r"""Sums of many users' rows: in whole numbers where privacy rests on them.
 
-Added one by one in single precision, ten thousand users' gradients that point roughly the same way
-are off by half a percent of one of them, and privacy rests on what one of them can change. Here
-pieces of them are added in the rows' own precision, and the pieces in double.
+What one user adds to a sum must be that user's alone. Numbers in floating point do not add up like
+that: the last bits of a sum depend on who else is in it. So each user's row is rounded to whole
+numbers on its own, and whole numbers are added, which is exact in any order, in any chunks and on
+any number of machines: the sum with a user less the sum without is that user's row, bit for bit.
 
-How it is done depends on the sizes of weights and results, not on the number of rows: otherwise a
-user more or less could change the way, and with it the rounding of all the others.
+Whole numbers below 2⁵³ are exact in double precision, and so is every sum of them that stays below.
 """
 
 from __future__ import annotations
@@ -16,57 +16,92 @@ from torch import Tensor
 TINY = 512
 """A result of so many numbers is computed in double precision throughout."""
 
-PIECE = 128
-"""Rows that are added in their own precision, all pieces at once."""
+PIECE = 1024
+"""Rows that are added in their own precision."""
 
-NARROW, SMALL = 8, 2**12
-"""So many weights per row, or numbers in the result, leave room for the sums of all pieces."""
+STEP_BITS = 38
+"""A clipped row has a norm of at most 2 to this power, in whole steps."""
 
-LONG_PIECE, GROUP = 1024, 32
-"""Rows that are added in their own precision where there is none: one piece after the other, or so
-many at once on a GPU."""
+LARGEST = 2.0 ** (STEP_BITS + 1)
+"""What one number of a row is cut off at: no clipped row has one so large."""
+
+ROWS = 2**14
+"""So many numbers up to `LARGEST` add up to less than 2⁵³."""
+
+AT_ONCE = {"cpu": 2**17, "cuda": 2**25}
+"""Numbers that are rounded together: what fits a processor's cache, or keeps a GPU busy."""
+
+
+def whole_sum(
+    weights: Tensor, rows: Tensor, member: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    r"""Round every row on its own and add up: Σ_k z^k with z^k = round(weights_k · row_k).
+
+    Parameters
+    ----------
+    weights
+        Shape (B,), float64.
+    rows
+        Shape (B, p).
+    member
+        Shape (B, G), zeros and ones: the sums are by group then, Σ_k member_{k,a} z^k.
+
+    Returns
+    -------
+    tuple
+        The sum (p,), or the sums (G, p), as int64; and every row's Σ_j (z^k_j)², (B,).
+    """
+    count, width = rows.shape
+    groups = 1 if member is None else member.shape[1]
+    total = rows.new_zeros(groups, width, dtype=torch.int64)
+    squares = rows.new_zeros(count, dtype=torch.float64)
+    at_once = min(ROWS, max(1, AT_ONCE[rows.device.type] // max(1, width)))
+    for start in range(0, count, at_once):
+        part = slice(start, start + at_once)
+        whole = rows[part] * weights[part].unsqueeze(1)
+        whole = whole.round_().clamp_(-LARGEST, LARGEST)
+        torch.linalg.vector_norm(whole, dim=1, out=squares[part])
+        if member is None:
+            total[0] += whole.sum(dim=0).long()
+        else:
+            total += (member[part].to(whole.dtype).T @ whole).long()
+    return (total[0] if member is None else total), squares.square_()
 
 
 def weighted_sum(weights: Tensor, rows: Tensor) -> Tensor:
-    """``weights @ rows`` for weights (B,) or (Q, B) and rows (B, p), in double where it matters."""
+    """``weights @ rows`` for weights (B,) or (Q, B) and rows (B, p), where nobody is clipped.
+
+    Pieces of the rows are added in their own precision, and the pieces in double: added one by
+    one, ten thousand users' gradients that point roughly the same way are off by half a percent
+    of one of them.
+    """
     if weights.ndim == 1:
         return weighted_sum(weights.unsqueeze(0), rows).squeeze(0)
-    numbers = len(weights) * rows.shape[1]
+    weights = weights.to(rows.dtype)
     if rows.dtype == torch.float64:
         return weights @ rows
-    if numbers <= TINY:
+    if len(weights) * rows.shape[1] <= TINY:
         return weights.double() @ rows.double()
-    if len(weights) <= NARROW or numbers <= SMALL:
-        return _pieces_at_once(weights, rows, PIECE)
-    if rows.is_cuda:  # where calls cost more than room
-        return _groups_of_pieces(weights, rows)
-    if len(rows) <= LONG_PIECE:
+    if len(rows) <= PIECE:
         return weights @ rows
     total = rows.new_zeros(len(weights), rows.shape[1], dtype=torch.float64)
-    parts = torch.split(weights, LONG_PIECE, dim=1), torch.split(rows, LONG_PIECE)
+    parts = torch.split(weights, PIECE, dim=1), torch.split(rows, PIECE)
     for left, right in zip(*parts, strict=True):
         total += left @ right
     return total
 
 
-def _groups_of_pieces(weights: Tensor, rows: Tensor) -> Tensor:
-    if len(rows) <= GROUP * LONG_PIECE:
-        return _pieces_at_once(weights, rows, LONG_PIECE)
-    total = rows.new_zeros(len(weights), rows.shape[1], dtype=torch.float64)
-    size = GROUP * LONG_PIECE
-    parts = torch.split(weights, size, dim=1), torch.split(rows, size)
-    for left, right in zip(*parts, strict=True):
-        total += _pieces_at_once(left, right, LONG_PIECE)
-    return total
+def tree_sum(values: Tensor, dim: int) -> Tensor:
+    """Sum over a dimension, pair by pair: its bits depend on that dimension's numbers alone.
 
-
-def _pieces_at_once(weights: Tensor, rows: Tensor, piece: int) -> Tensor:
-    whole = len(rows) - len(rows) % piece
-    if whole == 0 or len(rows) == piece:
-        return weights @ rows
-    left = weights[:, :whole].reshape(len(weights), -1, piece).transpose(0, 1)
-    right = rows[:whole].reshape(-1, piece, rows.shape[1])
-    total = torch.bmm(left, right).sum(dim=0, dtype=torch.float64)
-    if whole < len(rows):
-        total += weights[:, whole:] @ rows[whole:]
-    return total
+    A kernel that reduces may choose its order by the sizes of other dimensions, which are other
+    people; additions of two tensors have no order to choose.
+    """
+    values = values.movedim(dim, 0)
+    if not len(values):
+        return values.sum(dim=0)
+    while len(values) > 1:
+        half = len(values) // 2
+        front = values[:half] + values[half : 2 * half]
+        values = front if len(values) % 2 == 0 else torch.cat([front, values[-1:]])
+    return values[0]

@@ -39,6 +39,7 @@ from fpfl.server.selection import Rule
 from fpfl.server.simulation import Simulation
 from fpfl.thirdparty.noise import SeededNoise, SystemNoise
 from fpfl.thirdparty.sums import ThirdParty
+from fpfl.users import company
 from fpfl.users.engine import CohortEngine
 from fpfl.users.local import FederatedAveraging
 from fpfl.users.precision import Precision
@@ -174,7 +175,11 @@ def train(
         form="one-gradient" if one_gradient else "paper",
         standin=method.standin if isinstance(method, Broadcasting) else "loss",
         local=local,
+        private=privacy is not None,
     )
+    refused = None
+    if privacy is not None:
+        engine, refused = company.checked(engine)
     blocks = clipping.blocks(constrained=constraint is not None, selection=True) if clipping else ()
     where = None if folder is None else as_run_folder(folder)
     plan = None
@@ -235,4 +240,5 @@ def train(
         seeds=(seed, noise_seed, memory, str(w.device)),
         ranks=ranks,
         callbacks=callbacks,
+        notes=() if refused is None else (refused,),
     )

@@ -56,11 +56,14 @@ class FederatedDataset:
     offsets: Tensor
     schema: Schema
     lazy: bool = field(default=False, kw_only=True)
+    checked: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "offsets", self.offsets.cpu())
         check_shapes(self)
-        if not self.lazy:
+        if self.lazy:
+            object.__setattr__(self, "checked", False)
+        elif self.checked:
             check_values(self)
 
     @classmethod
@@ -133,10 +136,13 @@ class FederatedDataset:
         """n^k: the number of samples of every user."""
         return self.offsets.diff()
 
-    def rows(self, users: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def rows(
+        self, users: ArrayLike, *, strict: bool = True
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The numbers of the given users' first samples, and how many samples they have.
 
-        Takes time by the users asked for, whatever the population.
+        Takes time by the users asked for, whatever the population. A lazy population's user whose
+        offsets are damaged is an error, or, where that is not ``strict``, has no samples.
         """
         chosen = np.asarray(users, dtype=np.int64)
         if chosen.size and not 0 <= chosen.min() <= chosen.max() < self.population:
@@ -149,7 +155,9 @@ class FederatedDataset:
         stops = offsets[chosen + 1].astype(np.int64, copy=False)
         if self.lazy:  # nobody has looked at all of them
             bad = (starts < 0) | (starts > stops) | (stops > len(self))
-            if bad.any():
+            if not strict:
+                starts, stops = np.where(bad, 0, starts), np.where(bad, 0, stops)
+            elif bad.any():
                 raise ValueError(
                     f"user {chosen[bad][0]} has the samples {starts[bad][0]}:{stops[bad][0]} of "
                     f"{len(self)}; offsets must rise from 0 to the number of samples. "

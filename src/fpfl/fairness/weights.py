@@ -40,5 +40,8 @@ class Weights:
 
     def of_samples(self, conditions: Tensor, member: Tensor) -> Tensor:
         """b_{r,i} of shape (R, n), for conditions met (R, n) and groups belonged to (n, G)."""
-        by_group = self.groups.to(member.dtype) @ member.T
-        return conditions * (by_group + self.overall.to(member.dtype).unsqueeze(1))
+        # Group by group: the bits of a product would depend on the samples' places in it.
+        total = self.overall.to(member.dtype).unsqueeze(1).expand(-1, len(member))
+        for groups, own in zip(self.groups.to(member.dtype).T, member.T, strict=True):
+            total = total + groups.unsqueeze(1) * own
+        return conditions * total

@@ -42,9 +42,9 @@ from fpfl.privacy.settings import Clipping, Privacy
 from fpfl.server.round import OptimizerFactory
 from fpfl.server.selection import Rule
 from fpfl.thirdparty.clipping import ClipRule, clip_rules
-from fpfl.thirdparty.encoding import Encoding
+from fpfl.thirdparty.encoding import RESERVE, Encoding
 from fpfl.thirdparty.noise import SeededNoise, SystemNoise
-from fpfl.thirdparty.sums import RESERVE, ThirdParty
+from fpfl.thirdparty.sums import ThirdParty
 from fpfl.users.engine import CohortEngine, make_layout
 from fpfl.users.flat import FlatModel
 from fpfl.users.layout import Basis, Layout
@@ -284,7 +284,7 @@ class Agreement:
             )
         seeded = self.test_seed is not None
         source = SeededNoise(self.test_seed or 0) if seeded else SystemNoise()
-        return ThirdParty(self.layout.slices, self._blocks, self.plan, source)
+        return ThirdParty(self.layout.slices, self._blocks, self.plan, source, room=RESERVE)
 
     @cached_property
     def noise_stddev(self) -> Tensor:
@@ -360,6 +360,8 @@ class Agreement:
             form="one-gradient" if isinstance(method, Broadcasting) else "paper",
             standin=method.standin if isinstance(method, Broadcasting) else "loss",
             local=self.local,
+            private=True,
+            factoring=False,  # each user's vector is written down, and rounded on its own
         )
 
     @property

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fpfl.data.federated import FederatedDataset
 from fpfl.heldout.cells import Cells
 from fpfl.users import task
+from fpfl.users.company import Outputs
 
 _AT_ONCE = 2**16
 """Samples, or users, that are counted together; one user with more is by itself."""
@@ -30,16 +31,12 @@ def user_counts(
     A user's counts are scaled by min(1, B/n^k): nobody weighs more than B samples, and how the
     model does on them has no influence on the weight, so a rate is not bent by it.
     """
-    was_training = model.training
-    model.eval()
-    try:
-        for first, last in _chunks(data.offsets.numpy()):
-            starts, sizes = data.rows(np.arange(first, last))
-            if sizes.any():
-                place = slice(int(starts[0]), int(starts[0] + sizes.sum()))
-                yield _counted(model, data, place, torch.from_numpy(sizes[sizes > 0]), cells, bound)
-    finally:
-        model.train(was_training)
+    outputs = Outputs(model, data.schema)
+    for first, last in _chunks(data.offsets.numpy()):
+        starts, sizes = data.rows(np.arange(first, last))
+        if sizes.any():
+            place = slice(int(starts[0]), int(starts[0] + sizes.sum()))
+            yield _counted(outputs, data, place, torch.from_numpy(sizes[sizes > 0]), cells, bound)
 
 
 def _chunks(offsets: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Iterator[tuple[int, int]]:
@@ -53,7 +50,7 @@ def _chunks(offsets: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Iterator[tup
 
 
 def _counted(
-    model: nn.Module,
+    outputs: Outputs,
     data: FederatedDataset,
     place: slice,
     sizes: Tensor,
@@ -64,7 +61,7 @@ def _counted(
     owner = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
     labels, attributes = data.labels[place].cpu(), data.attributes[place].cpu()
     kind = torch.float64 if data.schema.classes is None else torch.int64
-    predicted, sound = _predicted(model, data, place, sizes)
+    predicted, sound = _predicted(outputs, data, place, sizes)
     sound &= cells.valid(labels, attributes)
     # What is not sound may be any number, and is counted as nothing.
     predicted, labels = (values.masked_fill(~sound, 0).to(kind) for values in (predicted, labels))
@@ -76,38 +73,39 @@ def _counted(
 
 
 def _predicted(
-    model: nn.Module, data: FederatedDataset, place: slice, sizes: Tensor
+    outputs: Outputs, data: FederatedDataset, place: slice, sizes: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Hard predictions on samples, and which of them are of finite features and no NaN."""
     features = data.features[place]
-    try:
-        return _outputs(model, features, data)
-    except Exception:  # whose sample it was must not be known: that user sends zero
-        parts = [_or_nothing(model, part, data) for part in torch.split(features, sizes.tolist())]
-        predicted, sound = zip(*parts, strict=True)
-        return torch.cat(predicted), torch.cat(sound)
+    if not outputs.alone(data.input_dtype(outputs.dtype)):
+        try:
+            return _outputs(outputs, features, data)
+        except Exception:  # whose sample it was must not be known: that user sends zero
+            pass
+    parts = [_or_nothing(outputs, part, data) for part in torch.split(features, sizes.tolist())]
+    predicted, sound = zip(*parts, strict=True)
+    return torch.cat(predicted), torch.cat(sound)
 
 
 def _or_nothing(
-    model: nn.Module, features: Tensor, data: FederatedDataset
+    outputs: Outputs, features: Tensor, data: FederatedDataset
 ) -> tuple[Tensor, Tensor]:
     try:
-        return _outputs(model, features, data)
+        return _outputs(outputs, features, data)
     except Exception:
         return torch.zeros(len(features)), torch.zeros(len(features), dtype=torch.bool)
 
 
-def _outputs(model: nn.Module, features: Tensor, data: FederatedDataset) -> tuple[Tensor, Tensor]:
-    parameter = next(model.parameters(), torch.zeros(()))
-    dtype = data.input_dtype(parameter.dtype)
+def _outputs(outputs: Outputs, features: Tensor, data: FederatedDataset) -> tuple[Tensor, Tensor]:
+    dtype = data.input_dtype(outputs.dtype)
     predicted, sound = [], []
-    with torch.no_grad():
-        for piece in torch.split(features, _BATCH):
-            # A copy in any case: a model that works in place must not write to a mapped file.
-            inputs = piece.to(parameter.device, dtype, copy=True)
-            finite = inputs.isfinite().flatten(1).all(dim=1)
-            output = task.flatten_output(model(inputs), data.schema)
-            finite &= ~output.isnan().reshape(len(inputs), -1).any(dim=1)
-            predicted.append(task.predictions(output, data.schema).cpu())
-            sound.append(finite.cpu())
+    pieces = torch.split(features, len(features) if outputs.alone(dtype) else _BATCH)
+    for piece in pieces:
+        # A copy in any case: a model that works in place must not write to a mapped file.
+        inputs = piece.to(outputs.device, dtype, copy=True)
+        finite = inputs.isfinite().flatten(1).all(dim=1)
+        output = outputs(inputs)
+        finite &= ~output.isnan().reshape(len(inputs), -1).any(dim=1)
+        predicted.append(task.predictions(output, data.schema).cpu())
+        sound.append(finite.cpu())
     return torch.cat(predicted), torch.cat(sound)

@@ -1,4 +1,4 @@
-r"""Clipping: bounding what one user can add to the sum.
+r"""Clipping: bounding what one user can add to the sum, and adding up.
 
 A block of gradients (or the paper's joint vector) is scaled by min(1, C/‖v^k‖₂). A block of
 counts is scaled by min(1, C/‖v^k‖₁): in the basis (F, n' − F) its ℓ1 norm is Σ n', which does
@@ -6,11 +6,19 @@ not depend on how the model does, so the measured rate stays what it is; and ‖
 
 Where it is asked for, v also has the number of users whose gradients (or joint vector) were scaled
 down. A user's part in it is 0 or 1, made here: nobody else knows who was clipped.
+
+A clipped block is then written in whole steps of h = 2⁻³⁸ C, each user's on its own and rounded to
+the nearest, and its norm is looked at once more in whole numbers: one above
+
+    2³⁸ (1 + 2⁻²¹) + √d/2    for the d numbers of the block
+
+was not clipped, and is left out. Whole numbers are all that is added (`fpfl.summing`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,7 +27,11 @@ from torch import Tensor
 
 from fpfl.privacy.plan import Block
 from fpfl.privacy.settings import CLIPPED, COUNTS, GRADIENTS, JOINT, SELECTION
-from fpfl.summing import weighted_sum
+from fpfl.summing import STEP_BITS, tree_sum, weighted_sum, whole_sum
+
+ROUNDING = 2.0**-21
+"""Room for norms and scales in double precision, as a part of the bound: a few times 2⁻⁵³ for each
+of a row's numbers, in sums that round pair by pair."""
 
 
 class Rows(Protocol):
@@ -31,7 +43,16 @@ class Rows(Protocol):
     def __len__(self) -> int: ...
 
     def norms(self, names: Collection[str], order: int) -> Tensor:
-        """Every row's norm over the named blocks."""
+        """Every row's norm over the named blocks, in double precision."""
+        ...
+
+    def whole(
+        self, names: Collection[str], scale: Tensor
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Σ_k round(scale_k · block^k) of each named block, and every row's Σ z² over them.
+
+        None in place of the squares where the norms bound the rounded rows already.
+        """
         ...
 
     def totals(self, names: Collection[str], scale: Tensor) -> dict[str, Tensor]:
@@ -62,6 +83,16 @@ class ClipRule:
         """How many numbers of v the block has."""
         return sum(int(place.stop - place.start) for place in self.places)
 
+    @property
+    def step(self) -> float:
+        """h: what one in whole numbers stands for."""
+        return self.bound * 2.0**-STEP_BITS
+
+    @property
+    def most(self) -> float:
+        """The largest norm of a clipped row, in steps."""
+        return 2.0**STEP_BITS * (1.0 + ROUNDING) + 0.5 * math.sqrt(self.size)
+
 
 @dataclass(frozen=True)
 class DenseRows:
@@ -75,14 +106,17 @@ class DenseRows:
 
     def norms(self, names: Collection[str], order: int) -> Tensor:
         """See `Rows`."""
-        parts = [
-            torch.linalg.vector_norm(
-                self.rows[:, self.places[name]], order, dim=1, dtype=torch.float64
-            )
-            for name in names
-        ]
-        norms: Tensor = torch.linalg.vector_norm(torch.stack(parts), order, dim=0)
-        return norms.to(self.rows.dtype)
+        parts = [self.rows[:, self.places[name]].double() for name in names]
+        if order == 1:
+            return sum_of(tree_sum(part.abs(), 1) for part in parts)
+        return sum_of(tree_sum(part.square(), 1) for part in parts).sqrt()
+
+    def whole(
+        self, names: Collection[str], scale: Tensor
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
+        """See `Rows`."""
+        found = {name: whole_sum(scale, self.rows[:, self.places[name]]) for name in names}
+        return {n: total for n, (total, _) in found.items()}, sum_of(s for _, s in found.values())
 
     def totals(self, names: Collection[str], scale: Tensor) -> dict[str, Tensor]:
         """See `Rows`."""
@@ -131,7 +165,8 @@ def scales(rows: Rows, rules: Sequence[ClipRule]) -> tuple[list[Tensor], Tensor]
     if len(sent) < len(rules):
         gradients = scale[JOINT] if JOINT in scale else scale[GRADIENTS]
         scale[CLIPPED] = (gradients < 1.0).to(gradients.dtype)
-    limit = min(min(rule.bound for rule in sent) / tiny, torch.finfo(norms[0].dtype).max)
+    # As far as single precision reaches, which rows may be in.
+    limit = torch.finfo(torch.float32).max * min(1.0, *(rule.bound for rule in sent))
     return [scale[rule.name] for rule in rules], ~(sum(norms[1:], norms[0]) < limit)
 
 
@@ -142,12 +177,14 @@ def clip(rows: DenseRows, rules: Sequence[ClipRule]) -> Tensor:
     for rule, each in zip(rules, scale, strict=True):
         kept = each.masked_fill(bad, 0.0).unsqueeze(1)
         for place in rule.places:
-            clipped[:, place] = kept if rule.name == CLIPPED else clipped[:, place] * kept
+            clipped[:, place] = (kept if rule.name == CLIPPED else clipped[:, place] * kept).to(
+                clipped.dtype
+            )
     return clipped
 
 
-def clipped_sum(rows: Rows, rules: Sequence[ClipRule]) -> Tensor:
-    """Sum of the clipped rows, in double precision and without writing them down.
+def whole_total(rows: Rows, rules: Sequence[ClipRule]) -> Tensor:
+    """The sum of the clipped rows in whole steps (int64), each row rounded on its own.
 
     A user whose numbers are not finite sends zero: an error would tell that it was there.
     """
@@ -155,20 +192,51 @@ def clipped_sum(rows: Rows, rules: Sequence[ClipRule]) -> Tensor:
     # A GPU would have to be waited for to know whether there are any; zeroing costs less.
     if bad.is_cuda or bool(bad.any()):
         rows, scale = rows.without(bad), [each.masked_fill(bad, 0.0) for each in scale]
-    return _scaled_sum(rows, rules, scale)
-
-
-def _scaled_sum(rows: Rows, rules: Sequence[ClipRule], scale: list[Tensor]) -> Tensor:
     size = max(int(place.stop) for rule in rules for place in rule.places)
-    total = scale[0].new_empty(size, dtype=torch.float64)
+    total = scale[0].new_empty(size, dtype=torch.int64)
     for rule, each in zip(rules, scale, strict=True):
         if rule.name == CLIPPED:
             (place,) = rule.places
-            total[place] = each.sum()
+            total[place] = (each / rule.step).round().long().sum()
             continue
-        for name, block in rows.totals(rule.parts, each).items():
+        for name, block in _whole_block(rows, rule, each).items():
             total[rule.parts[name]] = block
     return total
+
+
+def _whole_block(rows: Rows, rule: ClipRule, scale: Tensor) -> dict[str, Tensor]:
+    steps = scale / rule.step
+    total, squares = rows.whole(rule.parts, steps)
+    if squares is None:
+        return total
+    beyond = ~(squares <= rule.most**2)
+    if not bool(beyond.any()):
+        return total
+    # A row that is longer than clipping left it was not clipped. Whole numbers can be taken off
+    # the sum again, exactly.
+    off, _ = rows.whole(rule.parts, steps.masked_fill(~beyond, 0.0))
+    return {name: block - off[name] for name, block in total.items()}
+
+
+def clipped_sum(rows: Rows, rules: Sequence[ClipRule]) -> Tensor:
+    """The sum of the clipped rows in v's own units, in double precision."""
+    total = whole_total(rows, rules)
+    return total * steps_of(rules, len(total), total.device)
+
+
+def steps_of(rules: Sequence[ClipRule], size: int, device: torch.device) -> Tensor:
+    """h of every number of v."""
+    steps = torch.zeros(size, dtype=torch.float64)
+    for rule in rules:
+        for place in rule.places:
+            steps[place] = rule.step
+    return steps.to(device)
+
+
+def sum_of(values: Iterable[Tensor]) -> Tensor:
+    """Add up tensors in the order they come."""
+    first, *rest = values
+    return sum(rest, first)
 
 
 def _kind(name: str) -> str:

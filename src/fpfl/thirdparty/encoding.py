@@ -31,10 +31,12 @@ from fpfl.privacy.plan import PrivacyPlan
 from fpfl.privacy.shares import rounded_norm, scale_for
 from fpfl.randomness import hashed
 from fpfl.thirdparty.clipping import ClipRule
-from fpfl.thirdparty.sums import RESERVE
 
 RING = 2**32
 """Sums are modulo this."""
+
+RESERVE = 2.0**-10
+"""Room for rounding in norms, scales and the rotation, as a part of a row's bound."""
 
 SHARE_BITS = 10
 """The standard deviation of one node's share of noise is 2 to this power, in steps."""

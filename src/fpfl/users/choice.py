@@ -1,50 +1,60 @@
-r"""Which pass a model gets, and what rows, users and buckets cost with it.
+r"""Which pass a model gets, and what rows and users cost with it.
 
-Costs are rough on purpose: only speed and memory depend on them, never a result.
+Costs are rough on purpose: only speed and memory depend on them. They are read off the model and the
+schema, never off data.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
+from fpfl.users.factored import WIDEST
 from fpfl.users.flat import FlatModel
 from fpfl.users.layers import LayerError, Recorder
-from fpfl.users.packing import Batch, Cells, Ints, pack
+from fpfl.users.packing import Batch, Cells, pack
 from fpfl.users.passes import LayerPass, Objective, Pass, VmapPass, known_layers
 
 TOLERANCE = 1e-3
 """How far the two passes may differ on made-up samples, against a parameter's gradient: far above
 rounding, far below any mistake about what a layer does."""
-CPU, GPU = (3e10, 1e-6), (1e13, 1e-8)
-"""About how many floating-point operations a second, and the least seconds a row takes."""
-LAUNCH = 5e-6
-"""About how many seconds it takes to start one operation."""
+MOST_FACTORED = 64
+"""Users with more samples have their gradients written down in any case."""
 ROUNDING = 1e-6
 """Gradients below this part of the largest are zero that was rounded."""
 
 
-def chosen_pass(model: FlatModel, objective: Objective, dtype: torch.dtype) -> Pass:
+def chosen_pass(
+    model: FlatModel,
+    objective: Objective,
+    dtype: torch.dtype,
+    tile: int | None = None,
+    units: int | None = None,
+) -> Pass:
     """The pass over layers where it is known to be right for this model, ``vmap`` otherwise.
 
     Knowing the layers is not enough: a model may use a layer's weight without calling it, or mix
     the order of samples in between. So both passes are run on made-up samples, and must agree; the
-    engine looks at the order once more on the first real ones.
+    engine looks at the order once more on the first real ones, where no privacy is claimed.
     """
     recorders = known_layers(model.module)
-    if not agree(model, objective, recorders, dtype):
-        return VmapPass(model, objective)
-    return LayerPass(model, objective, recorders)
+    if not agree(model, objective, recorders, dtype, tile):
+        return VmapPass(model, objective, units)
+    return LayerPass(model, objective, recorders, tile)
 
 
 def agree(
-    model: FlatModel, objective: Objective, recorders: dict[str, type[Recorder]], dtype: torch.dtype
+    model: FlatModel,
+    objective: Objective,
+    recorders: dict[str, type[Recorder]],
+    dtype: torch.dtype,
+    tile: int | None = None,
 ) -> bool:
     """Whether both passes give the same gradients for users of one, three and seven samples.
 
@@ -57,7 +67,7 @@ def agree(
     if local.names != model.names:
         return False
     batch = made_up_batch(local, objective, (1, 3, 7), dtype)
-    reference, layers = VmapPass(local, objective), LayerPass(local, objective, recorders)
+    reference, layers = VmapPass(local, objective), LayerPass(local, objective, recorders, tile)
     generator = torch.Generator().manual_seed(1)
     for spread in (0.0, 0.3, 1.0):
         w = local.vector()
@@ -131,7 +141,7 @@ def made_up_batch(
     else:
         labels = torch.randint(0, schema.classes, (n,), generator=generator)
     counts = np.array(sizes)
-    packing = pack(Cells.of_users(np.cumsum(counts) - counts, counts), overhead=0.0)
+    packing = pack(Cells.of_users(np.cumsum(counts) - counts, counts), steps=8)
     samples, _, cell = packing.places(torch.device("cpu"))
     conditions = [rate.condition(labels).to(real) for rate in objective.rates]
     return Batch(
@@ -172,21 +182,15 @@ class Costs:
         Memory of a row, and of a cell whose gradients are written down.
     pair_bytes
         Memory of a pair of samples where gradients are factored.
-    bucket_rows
-        The overhead of one more bucket, in rows.
-    kernel_widths
-        Σ (in + out) over layers: what n_k² is multiplied by where gradients are factored; None
-        where the model does not allow that.
-    gradient_numbers
-        (1 + R) p: what a user's gradients written down are.
+    few
+        Users with up to so many samples had better not have their gradients written down; 0 where
+        the model does not allow that.
     """
 
     row_bytes: float
     cell_bytes: float
     pair_bytes: float
-    bucket_rows: float
-    kernel_widths: int | None
-    gradient_numbers: int
+    few: int
 
     @classmethod
     def of(cls, model: FlatModel, way: Pass, dtype: torch.dtype) -> Costs:
@@ -194,45 +198,39 @@ class Costs:
         objective, device = way.objective, model.vector().device
         w = model.vector().requires_grad_()
         row, two = (made_up_batch(model, objective, (n,), dtype).to(device) for n in (1, 2))
-        with _Saved() as one, FlopCounterMode(display=False) as counter, torch.random.fork_rng():
+        with _Saved() as one, torch.random.fork_rng():
             model(w, row.features)
         with _Saved() as both, torch.random.fork_rng():
             model(w, two.features)
-        layers = sum(1 for m in model.module.modules() if not list(m.children()))
-        cuda = device.type == "cuda"
-        flops = 3 * counter.get_total_flops()
-        speed, least = GPU if cuda else CPU
-        row_seconds = flops / speed + least
-        widths, widest = None, 0
+        few, widest = 0, 0
         row_bytes = way.row_bytes(w.detach(), row, both.bytes - one.bytes)
         if isinstance(way, LayerPass) and way.factorable(way.record(w.detach(), row)):
             factors, _, _ = way.factors(w.detach(), row)
-            each = [
+            widths = [
                 factor.g.shape[2] + (0 if factor.x is None else factor.x.shape[1])
                 for factor in factors
             ]
-            widths, widest = sum(each), max(each)
+            widest = max(widths)
+            if max(factor.g.shape[2] for factor in factors) <= WIDEST:
+                few = _few(sum(widths), objective.count * model.size)
         return cls(
             row_bytes=row_bytes,
             # Its gradients; and added up by user, or without those that are not finite.
             cell_bytes=way.copies * objective.count * w.nbytes,
             # Both sides in double precision, of the widest layer.
             pair_bytes=16.0 * widest,
-            bucket_rows=way.launches * layers * LAUNCH / row_seconds,
-            kernel_widths=widths,
-            gradient_numbers=objective.count * model.size,
+            few=few,
         )
 
-    def factored(self, sizes: Ints) -> bool:
-        """Whether users of these sizes had better not have their gradients written down.
 
-        Σ n_k²/2 pairs of (in + out) numbers, read and written in double precision, against
-        writing all gradients, reading them for the norm and reading them for the sum.
-        """
-        if self.kernel_widths is None:
-            return False
-        kernels = 4.0 * float((sizes * sizes).sum()) * self.kernel_widths
-        return kernels < 6.0 * len(sizes) * self.gradient_numbers
+def _few(widths: int, numbers: int) -> int:
+    """The largest n_k for which gradients are better kept as factors.
+
+    n_k²/2 pairs of (in + out) numbers, read and written in double precision, against writing a
+    user's (1 + R) p gradients, reading them for the norm and reading them for the sum. By a user's
+    own size, and nobody else's: the two ways do not round alike.
+    """
+    return min(MOST_FACTORED, math.isqrt(max(0, 6 * numbers // (4 * widths))))
 
 
 class _Saved:

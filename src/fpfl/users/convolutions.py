@@ -85,8 +85,10 @@ class ConvRecorder(Product):
         for unit in range(bucket.units):
             start = bucket.start + unit * bucket.size
             rows = slice(start, start + bucket.size)
+            # Copies: how rows lie in memory decides how a kernel begins, and with it the bits.
+            x = call.x[rows].clone()
             for m, seed in enumerate(seeds):
-                _, weight, bias = self._backward(call.x[rows], seed[rows], wanted)
+                _, weight, bias = self._backward(x, seed[rows].clone(), wanted)
                 for name, value in (("weight", weight), ("bias", bias)):
                     if name in self.places and value is not None:
                         put(out[unit, m, self.places[name]], value.flatten(), add)

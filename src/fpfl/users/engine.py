@@ -4,6 +4,10 @@ Users of any size are packed side by side (`fpfl.users.packing`), in chunks that
 budget. One forward pass over a chunk serves all the gradients its users send
 (`fpfl.users.passes`); counts use the outputs of the same pass. What comes out are the users'
 vectors in a form that can be clipped and added without being written down (`fpfl.users.rows`).
+
+What a user sends is a function of that user's samples, the broadcast and public constants, bit for
+bit: shapes and ways are chosen by public numbers or by the user's own n_k, whoever else is in the
+cohort, the chunk or the process.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,11 +28,13 @@ from fpfl.fairness.constraints import Constraint
 from fpfl.fairness.groups import Groups
 from fpfl.fairness.rates import Rate
 from fpfl.fairness.weights import Weights
+from fpfl.randomness import hashed
 from fpfl.users import task
 from fpfl.users.choice import Costs, chosen_pass
-from fpfl.users.factored import FactoredGradients, Pairs
+from fpfl.users.dropout import keyed
+from fpfl.users.factored import FactoredGradients
 from fpfl.users.flat import FlatModel
-from fpfl.users.layers import LayerError
+from fpfl.users.layers import LayerError, repeatable_sums
 from fpfl.users.layout import Basis, Form, Layout
 from fpfl.users.local import FederatedAveraging, LocalPass
 from fpfl.users.packing import Batch, Ints
@@ -35,14 +42,14 @@ from fpfl.users.passes import LayerPass, Objective, Pass, VmapPass
 from fpfl.users.precision import Precision, computing
 from fpfl.users.reading import Chunk, Reader
 from fpfl.users.rows import CellGradients, Gradients, UserRows
+from fpfl.users.steady import tile_for
 from fpfl.users.weighting import Weighting
 
 MEMORY_BUDGET = 512 * 2**20
 """Bytes that one chunk of users may take, by default."""
 
-DROPOUT_SHARES = 8
-"""A cohort is dealt into so many shares where a model has dropout, however many processes there
-are: masks depend on which users are computed together."""
+UNITS = 32
+"""Cells that are computed together where a model needs ``vmap``."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,14 @@ class CohortEngine:
         Bytes that one chunk of users may take.
     precision
         See `Precision`.
+    private
+        Whether privacy is claimed: then nothing that is in the data raises, logs or decides how
+        others are computed. A user whose samples cannot be computed sends zero.
+    alone
+        Compute every user by itself: slow, and right with kernels whose bits depend on the
+        company a row is in (`fpfl.users.company`).
+    factoring
+        Whether users with few samples may have their gradients kept as factors.
     """
 
     model: FlatModel
@@ -84,6 +99,9 @@ class CohortEngine:
     form: Form = "paper"
     standin: Literal["loss", "rate"] = "loss"
     local: FederatedAveraging | None = None
+    private: bool = False
+    alone: bool = False
+    factoring: bool = True
     groups: Groups | None = field(init=False)
     layout: Layout = field(init=False)
 
@@ -138,9 +156,7 @@ class CohortEngine:
 
     def chunks(self, users: Ints, key: int = 0, share: tuple[int, int] = (0, 1)) -> Iterator[Chunk]:
         """Read and pack the users, in chunks; nothing here depends on w."""
-        which, of = share
-        shares = DROPOUT_SHARES if self.stochastic else of
-        return self._reader.chunks(users, key, range(which, shares, of), shares)
+        return self._reader.chunks(users, key, share)
 
     def computed(
         self, w: Tensor, chunks: Iterator[Chunk], weights: Weights | None = None
@@ -148,20 +164,62 @@ class CohortEngine:
         """The vectors of the users of chunks."""
         begun: UserRows | None = None
         for chunk in chunks:
-            rows = self.compute(w, chunk, weights)
-            rows = rows if begun is None else begun.joined(rows)
-            begun = rows if chunk.unfinished else None
-            if begun is None:
-                yield rows
-            del rows  # not kept while the next chunk is computed
+            for rows in self.compute(w, chunk, weights):
+                joined = rows if begun is None else begun.joined(rows)
+                begun = joined if chunk.unfinished else None
+                if begun is None:
+                    yield joined
+                del rows, joined  # not kept while the next chunk is computed
 
-    def compute(self, w: Tensor, chunk: Chunk, weights: Weights | None = None) -> UserRows:
+    def compute(
+        self, w: Tensor, chunk: Chunk, weights: Weights | None = None
+    ) -> Iterator[UserRows]:
         """The vectors of a chunk's users."""
         try:
-            return self._compute(w, chunk, weights)
-        except LayerError:  # the model does with real samples what it did not do with made-up ones
+            computed = self._compute(w, chunk, weights)
+        except LayerError:
+            if self.private:
+                yield from self._one_by_one(w, chunk, weights)
+                return
+            # The model does with real samples what it did not do with made-up ones.
             self._give_up_layers()
-            return self._compute(w, chunk, weights)
+            computed = self._compute(w, chunk, weights)
+        except Exception:
+            # Whose sample it was must not be known. The others are what they would have been.
+            if not self.private:
+                raise
+            yield from self._one_by_one(w, chunk, weights)
+            return
+        yield computed
+
+    def _one_by_one(
+        self, w: Tensor, chunk: Chunk, weights: Weights | None
+    ) -> Iterator[UserRows]:
+        """The users of a chunk that cannot be computed together; who cannot at all sends zero."""
+        if len(chunk.users) == 1:
+            yield self._nothing(w, chunk)
+            return
+        for user in chunk.users:
+            for alone in self._reader.chunks(np.array([user]), chunk.key, (0, 1)):
+                try:
+                    yield self._compute(w, alone, weights)
+                except Exception:
+                    yield self._nothing(w, alone)
+
+    def _nothing(self, w: Tensor, chunk: Chunk) -> UserRows:
+        """What a user sends who cannot be computed: no numbers, which clipping makes zero."""
+        count = len(self._rates) if not self._whole else 0
+        gradients = w.new_zeros(1, 1 + count, self.model.size)
+        member = chunk.member.new_zeros(1, chunk.member.shape[1])
+        owner = torch.zeros(1, dtype=torch.int64, device=w.device)
+        width = max((place.stop for place in self._columns.values()), default=0)
+        return UserRows(
+            self.layout,
+            chunk.users,
+            CellGradients(gradients + torch.nan, owner, member, 1, self.layout.partition),
+            w.new_full((1, width), torch.nan),
+            self._columns,
+        )
 
     def _compute(self, w: Tensor, chunk: Chunk, weights: Weights | None) -> UserRows:
         if chunk.factored and not isinstance(self._pass, LayerPass):
@@ -171,19 +229,38 @@ class CohortEngine:
             weights = weights or Weights.nothing(member.shape[1], len(self._rates), w)
             batch = self._weighting.weighted(batch, member, weights)
         self._make_ready(w, batch)
-        with computing(self.precision, w.device), _seeded(chunk.seed, active=self.stochastic):
+        with computing(self.precision, w.device), _seeded(self._seed(chunk), active=self._drawing):
             gradients, output = self._gradients(w, chunk, batch)
             if self.stochastic:
                 # The counts are of the model that is released, which drops nothing out.
-                output = self._evaluated(w, chunk.batch.features)
-        with torch.no_grad():
+                output = self._pass.outputs(w, chunk.batch.features)
+        with torch.no_grad(), repeatable_sums(w.device):
             counts = self._counts(output.to(w.dtype), chunk)
-        return UserRows(self.layout, chunk.users, gradients, counts, self._columns)
+        rows = UserRows(self.layout, chunk.users, gradients, counts, self._columns)
+        if chunk.broken is None:
+            return rows
+        return replace(rows, counts=counts.masked_fill(chunk.broken.unsqueeze(1), torch.nan))
+
+    def _seed(self, chunk: Chunk) -> int:
+        """What torch's own dropout is drawn from, where a chunk is one user."""
+        return hashed(chunk.key, int(chunk.users[0]), int(chunk.batch.samples[0]))
 
     @cached_property
     def stochastic(self) -> bool:
         """Whether the model has active dropout."""
         return task.has_dropout(self.model.module)
+
+    @cached_property
+    def _drawing(self) -> bool:
+        """Whether torch draws masks itself: where layers have dropout inside, say."""
+        return self.stochastic and not (
+            isinstance(self._pass, LayerPass) and self._pass.dropout is not None
+        )
+
+    @cached_property
+    def _alone(self) -> bool:
+        """Whether every user is computed by itself: its own masks are drawn for it alone."""
+        return self.alone or self._drawing
 
     @property
     def _rates(self) -> tuple[Rate, ...]:
@@ -200,9 +277,14 @@ class CohortEngine:
         if self._whole:
             rates = tuple(rates[r] for r in self._weighting.own)
         objective = Objective(self.data.schema, rates, together=self._whole)
+        dtype = self._input_dtype
+        # Where torch draws masks itself, every user is by itself, and in one go.
+        units = None if self.alone or self.stochastic else UNITS
         if self.local is not None:
-            return LocalPass(self.model, objective, self.local, self._input_dtype)
-        return chosen_pass(self.model, objective, self._input_dtype)
+            return LocalPass(self.model, objective, self.local, dtype, units)
+        apart = self.alone or (self.stochastic and not keyed(self.model.module))
+        tile = None if apart else tile_for(self.data.schema.shape)
+        return chosen_pass(self.model, objective, dtype, tile, units)
 
     @cached_property
     def _weighting(self) -> Weighting:
@@ -214,7 +296,10 @@ class CohortEngine:
         if "_ready" in self.__dict__:
             return
         way = self._pass
-        if isinstance(way, LayerPass):
+        if isinstance(way, LayerPass) and self.private:
+            if not self.stochastic:
+                way.use_graphs(self.memory)
+        elif isinstance(way, LayerPass):
             with computing("float32", w.device):  # rounding is not what is looked for
                 in_order = way.in_order(w, batch)
             if not in_order:
@@ -225,18 +310,16 @@ class CohortEngine:
 
     def _give_up_layers(self) -> None:
         """Go on with the pass that serves any model."""
-        self.__dict__["_pass"] = VmapPass(self.model, self._pass.objective)
+        units = None if self._alone else UNITS
+        self.__dict__["_pass"] = VmapPass(self.model, self._pass.objective, units)
         self.__dict__["_ready"] = True
-        for name in ("costs", "_reader"):
+        for name in ("costs", "_reader", "_drawing", "_alone"):
             self.__dict__.pop(name, None)
 
     @cached_property
     def costs(self) -> Costs:
         """What a row, a user and a bucket cost with this model on its device."""
-        costs = Costs.of(self.model, self._pass, self._input_dtype)
-        # Padding is not counted in a chunk's memory, so it must be little of it.
-        most = self.memory / (8 * costs.row_bytes)
-        return replace(costs, bucket_rows=min(costs.bucket_rows, most))
+        return Costs.of(self.model, self._pass, self._input_dtype)
 
     @property
     def _input_dtype(self) -> torch.dtype:
@@ -252,10 +335,13 @@ class CohortEngine:
             self.costs,
             self.memory,
             self.samples_per_user,
+            self._pass.steps,
             seeded=self.stochastic,
-            factoring=isinstance(self._pass, LayerPass),
+            factoring=self.factoring and isinstance(self._pass, LayerPass),
             whole=self._whole,
             pieces=self.local is None,
+            alone=self._alone,
+            looking=self.private,
         )
 
     def _gradients(self, w: Tensor, chunk: Chunk, batch: Batch) -> tuple[Gradients, Tensor]:
@@ -264,10 +350,8 @@ class CohortEngine:
         way = self._pass
         if chunk.factored and isinstance(way, LayerPass):
             factors, seeds, output = way.factors(w, batch)
-            pairs = Pairs.of(batch.packing.sizes, w.device)
-            return FactoredGradients(
-                factors, seeds, member, batch.cell, pairs, len(chunk.users), self.model.size
-            ), output
+            sizes = batch.packing.sizes
+            return FactoredGradients(factors, seeds, member, sizes, self.model.size), output
         gradients, output = way(w, batch)
         member = member[: len(chunk.owner)]  # without groups where users are whole
         return CellGradients(
@@ -319,16 +403,6 @@ class CohortEngine:
                 columns[name] = slice(start, stop)
                 start = stop
         return columns
-
-    def _evaluated(self, w: Tensor, features: Tensor) -> Tensor:
-        """The outputs in evaluation mode."""
-        module = self.model.module
-        module.eval()
-        try:
-            with torch.no_grad():
-                return task.flatten_output(self.model(w, features), self.data.schema)
-        finally:
-            module.train()
 
 
 def _added(rows: Tensor, owner: Tensor, owners: int) -> Tensor:

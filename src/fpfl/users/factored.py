@@ -11,27 +11,53 @@ K is computed for pairs of samples of the same user only; the sum is one matrix 
 training. It pays where users have few samples and layers are wide: n_k² (in + out) numbers against
 in · out for every user.
 
-K is in double precision: where gradients of a user's samples cancel, cᵀ K c in single precision
-could be far below the truth, and a norm that is too small breaks the bound that privacy rests on.
-The sum's own rounding, at most ε Σ_i |c_i| √K_ii, is allowed for on K's diagonal likewise:
-(‖·‖ + ε Σ_i |c_i| √K_ii)² ≤ cᵀ (K + 3 n ε diag K) c for n ≥ n_k; here n is the largest n_k, and ε
-four units of the sum's precision.
+Nothing here rounds by the company that a user is in, whatever the kernels do:
+
+- A sample's x is written as x̂ 2^e, x̂ in whole numbers up to 2¹⁸, and its g as ĝ 2^f, ĝ up to 2²⁰,
+  e and f being the sample's own. Products x̂_i · x̂_j and ĝ_i · ĝ_j are whole numbers below 2⁵³:
+  exact in double precision, in any order. What follows is computed number by number.
+- In the sum, s c ĝ 2^(f+e), in steps, is rounded to whole numbers â, sample by sample; â x̂ᵀ added
+  up over users is a product of whole numbers below 2⁵³ again.
+
+So a user's row is z^k = Σ_i â_i x̂_iᵀ, a vector of whole numbers that depends on that user alone,
+and a sum of users is the sum of theirs. With M = Σ_i √(cᵢ² K_ii), the length of a user's samples
+without any cancelling,
+
+- cᵀ K c, rounded, is off by less than 2⁻⁴⁰ M²: that is added;
+- a user whose samples cancel to less than M/64 is scaled as if it had that norm, so that the terms
+  of its row add up to 64 bounds at most, and those of `AT_ONCE` users to less than 2⁵³ steps;
+- rounding to â moves the row by at most E = ½ n_k √(Q Σ_l out_l in_l 2³⁶) steps for Q weights a
+  sample: that part of the bound is left free (`FactoredGradients.unrounded`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fpfl.summing import weighted_sum
+from fpfl.summing import STEP_BITS, tree_sum, weighted_sum
 from fpfl.users.packing import Ints
 from fpfl.users.rows import LOSS, OVERALL
+
+INPUT_BITS, GRADIENT_BITS = 18, 20
+"""How many bits whole numbers of inputs and of output gradients have."""
+
+WIDEST = 2**12
+"""Layers up to so wide have products below 2⁵³."""
+
+CANCELLED = 64.0
+"""A user counts as having at least this part of the length of its samples."""
+
+AT_ONCE = 128
+"""Users whose rows are added up in one product: 128 · 64 · 2³⁸ is 2⁵¹."""
 
 
 @dataclass(frozen=True)
@@ -48,30 +74,30 @@ class Factor:
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """The pairs of samples i < j of the same user.
+class _Whole:
+    """Rows (..., N, width) as whole numbers times a power of two of each row's own (..., N)."""
 
-    ``one`` and ``other`` (P,) are their rows, ``owner`` (P,) is their user; ``most`` is the largest
-    number of samples that a user has.
-    """
-
-    one: Tensor
-    other: Tensor
-    owner: Tensor
-    most: int
+    numbers: Tensor
+    unit: Tensor
 
     @classmethod
-    def of(cls, sizes: Ints, device: torch.device) -> Pairs:
-        """The pairs of users with the given numbers of samples, one user after the other."""
-        starts = np.cumsum(sizes) - sizes
-        left = np.arange(int(sizes.sum())) - np.repeat(starts, sizes)  # samples before this one
-        later = np.repeat(np.arange(len(left)), left)
-        # The first, second, ... of the samples before each.
-        first = np.repeat(starts, sizes) - (np.cumsum(left) - left)
-        earlier = first[later] + np.arange(len(later))
-        user = np.repeat(np.arange(len(sizes)), sizes)[later]
-        one, other, owner = torch.from_numpy(np.stack([earlier, later, user])).to(device)
-        return cls(one, other, owner, int(sizes.max(initial=0)))
+    def of(cls, rows: Tensor, bits: int) -> _Whole:
+        """Round rows to whole numbers up to 2^bits."""
+        rows = rows.double()
+        largest = rows.abs().amax(dim=-1)
+        _, exponent = torch.frexp(largest)
+        unit = torch.ldexp(torch.ones_like(largest), exponent - bits)
+        return cls((rows / unit.unsqueeze(-1)).round_(), unit)
+
+    def products(self, part: slice, users: int) -> Tensor:
+        """r_i · r_j of the samples of users with equally many each: (..., users, n, n)."""
+        numbers = self.numbers[..., part, :]
+        shape = numbers.shape[:-2]
+        numbers = numbers.reshape(-1, numbers.shape[-2] // users, numbers.shape[-1])
+        exact = torch.bmm(numbers, numbers.transpose(1, 2))
+        exact = exact.reshape(*shape, users, *exact.shape[1:])
+        unit = self.unit[..., part].reshape(*shape, users, -1)
+        return exact * unit.unsqueeze(-1) * unit.unsqueeze(-2)
 
 
 @dataclass(frozen=True)
@@ -86,34 +112,70 @@ class FactoredGradients:
         Shape (1 + R, N): what sample i's gradients count for in the loss and in each rate.
     member
         Shape (N, G): the samples' groups, as numbers.
-    owner
-        Shape (N,): the samples' users.
-    pairs
-        The pairs of samples of the same user.
-    users, parameters
-        B and p.
+    sizes
+        How many samples each user has, one user's after the other's, in rising order.
+    parameters
+        p.
     """
 
     factors: Sequence[Factor]
     weights: Tensor
     member: Tensor
-    owner: Tensor
-    pairs: Pairs
-    users: int
+    sizes: Ints
     parameters: int
 
+    @property
+    def users(self) -> int:
+        """B."""
+        return len(self.sizes)
+
     def norms(self, names: Collection[str]) -> Tensor:
-        """See `Gradients`; with what the sum's rounding may add."""
+        """See `Gradients`; never less than the truth, nor than M/64."""
         weights, seeds = self._weights(names)
-        exact = weights.double()
-        one, other = (exact.index_select(1, rows) for rows in (self.pairs.one, self.pairs.other))
-        lengths, products = self._kernel
-        if len(lengths) > 1:
-            lengths, products = lengths[seeds], products[seeds]
-        squares = exact.new_zeros(self.users)
-        squares.index_add_(0, self.owner, (exact.square() * lengths).sum(dim=0))
-        squares.index_add_(0, self.pairs.owner, (one.mul_(other) * products).sum(dim=0))
-        return squares.clamp_(min=0.0).sqrt_().to(self.weights.dtype)
+        found = []
+        for part, users, kernel in self._kernels:
+            c = weights[:, part].double().reshape(len(weights), users, -1)
+            each = kernel if len(kernel) == 1 else kernel[seeds]
+            table = tree_sum(each * c.unsqueeze(-1) * c.unsqueeze(-2), 0)
+            lengths = tree_sum(table.diagonal(dim1=1, dim2=2).sqrt(), 1).square()
+            squares = tree_sum(table.flatten(1), 1).clamp(min=0.0) + 2.0**-40 * lengths
+            found.append(torch.maximum(squares, lengths / CANCELLED**2).sqrt())
+        return torch.cat(found)
+
+    def unrounded(self, names: Collection[str]) -> Tensor | None:
+        """See `Gradients`: E, as a part of the bound."""
+        lengths = sum(
+            g.shape[2] * (1 if x is None else 4**INPUT_BITS * x.shape[1])
+            for x, g in ((factor.x, factor.g) for factor in self.factors)
+        )
+        rows = len(self._weights(names)[0])
+        sizes = torch.from_numpy(self.sizes).to(self.weights.device, torch.float64)
+        return sizes * (0.5 * math.sqrt(rows * lengths) * 2.0**-STEP_BITS)
+
+    def whole(
+        self, names: Collection[str], scale: Tensor
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
+        """See `Gradients`."""
+        weights, seeds = self._weights(names)
+        weights = weights * scale.index_select(0, self.owner)
+        total = scale.new_zeros(len(weights), self.parameters, dtype=torch.int64)
+        for part in self._parts:
+            for x, g, place in self._whole:
+                unit = g.unit if x is None else g.unit * x.unit
+                for seed, rows in _selections(seeds, len(g.numbers)):
+                    c = weights[rows, part] * unit[seed, part]
+                    numbers = g.numbers[seed, part]
+                    # (Q, N) weights on (N, out) gradients, in whole steps.
+                    steps = (c.unsqueeze(2) * numbers).round_()
+                    if x is None:
+                        product = steps.sum(dim=1)
+                    else:
+                        steps = steps.transpose(1, 2).reshape(-1, steps.shape[1])
+                        product = (steps @ x.numbers[part]).reshape(len(c), -1)
+                    total[rows, place] += product.long()
+        counts = [len(self._block_weights(name)[0]) for name in names]
+        found = torch.split(total, counts)
+        return {n: t.reshape(-1) for n, t in zip(names, found, strict=True)}, None
 
     def totals(self, names: Collection[str], scale: Tensor) -> dict[str, Tensor]:
         """See `Gradients`."""
@@ -159,6 +221,66 @@ class FactoredGradients:
         """See `Gradients`."""
         raise NotImplementedError("users with so many samples are computed as cells")
 
+    @cached_property
+    def owner(self) -> Tensor:
+        """Shape (N,): the samples' users."""
+        owner = np.repeat(np.arange(self.users), self.sizes)
+        return torch.from_numpy(owner).to(self.weights.device)
+
+    @cached_property
+    def _runs(self) -> list[tuple[slice, int, int]]:
+        """Runs of users with equally many samples: their rows, how many users, how many samples."""
+        runs, row = [], 0
+        for size, users in zip(*np.unique(self.sizes, return_counts=True), strict=True):
+            rows = int(size) * int(users)
+            runs.append((slice(row, row + rows), int(users), int(size)))
+            row += rows
+        return runs
+
+    @cached_property
+    def _parts(self) -> list[slice]:
+        """Rows of `AT_ONCE` users each."""
+        edges = np.concatenate([[0], np.cumsum(self.sizes)])
+        bounds = [*range(0, self.users, AT_ONCE), self.users]
+        return [slice(int(edges[a]), int(edges[b])) for a, b in pairwise(bounds)]
+
+    @cached_property
+    def _whole(self) -> list[tuple[_Whole | None, _Whole, slice]]:
+        """The factors in whole numbers; a layer's weight and bias share g."""
+        shared: dict[int, _Whole] = {}
+        found = []
+        for factor in self.factors:
+            if id(factor.g) not in shared:
+                shared[id(factor.g)] = _Whole.of(factor.g, GRADIENT_BITS)
+            x = None if factor.x is None else _Whole.of(factor.x, INPUT_BITS)
+            found.append((x, shared[id(factor.g)], factor.place))
+        return found
+
+    @cached_property
+    def _kernels(self) -> list[tuple[slice, int, Tensor]]:
+        """K (seeds, users, n, n) of every run of users."""
+        layers: dict[int, tuple[_Whole, list[_Whole | None]]] = {}
+        for x, g, _ in self._whole:
+            layers.setdefault(id(g), (g, []))[1].append(x)
+        found = []
+        for part, users, _ in self._runs:
+            kernel: Tensor | None = None
+            for g, inputs in layers.values():
+                own = g.products(part, users)
+                both = tree_sum(
+                    torch.stack(
+                        [
+                            torch.ones_like(own[0]) if x is None else x.products(part, users)
+                            for x in inputs
+                        ]
+                    ),
+                    0,
+                )
+                kernel = own * both if kernel is None else kernel + own * both
+            assert kernel is not None  # a model has parameters
+            found.append((part, users, kernel))
+        return found
+
     def _weights(self, names: Collection[str]) -> tuple[Tensor, list[int]]:
         """Blocks' gradients as weights of samples (Q, N), and the seed each belongs to."""
         parts = [self._block_weights(name) for name in names]
@@ -175,30 +297,6 @@ class FactoredGradients:
         groups = self.member.shape[1]
         pairs = self.weights[1:].unsqueeze(1) * self.member.T
         return pairs.flatten(0, 1), [r for r in rates for _ in range(groups)]
-
-    @cached_property
-    def _kernel(self) -> tuple[Tensor, Tensor]:
-        """K_ii (seeds, N), with the allowance for rounding, and 2 K_ij (seeds, P) of the pairs."""
-        layers: dict[int, list[Factor]] = {}
-        for factor in self.factors:  # a layer's weight and bias share g
-            layers.setdefault(id(factor.g), []).append(factor)
-        lengths = products = torch.zeros((), dtype=torch.float64, device=self.weights.device)
-        for factors in layers.values():
-            own, pairs = self._products(factors[0].g)
-            inputs = [factor.x for factor in factors if factor.x is not None]
-            if inputs:  # a layer has one weight; its bias, if any, has x = 1
-                lone, both = self._products(inputs[0].unsqueeze(0))
-                ones = float(len(factors) - 1)
-                own, pairs = own * lone.add_(ones), pairs * both.add_(ones)
-            lengths, products = lengths + own, products + pairs
-        slack = 3 * 4 * torch.finfo(self.weights.dtype).eps * self.pairs.most
-        return lengths * (1.0 + slack), products * 2.0
-
-    def _products(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """r_i · r_i of all samples and r_i · r_j of the pairs, for every seed's rows (N, width)."""
-        exact = rows.double()
-        one, other = (exact.index_select(1, side) for side in (self.pairs.one, self.pairs.other))
-        return exact.square().sum(dim=2), one.mul_(other).sum(dim=2)
 
 
 def _selections(seeds: list[int], kinds: int) -> list[tuple[int, slice | list[int]]]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fpfl.users.layers import Call
+from fpfl.users.layers import Call, LayerError
 from fpfl.users.packing import Batch
 
 
@@ -29,6 +29,36 @@ class Recording:
     output: Tensor
     weights: Tensor | None
     calls: list[list[Call]]
+
+    @staticmethod
+    def joined(parts: list[Recording]) -> Recording:
+        """One after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        weights = [part.weights for part in parts if part.weights is not None]
+        return Recording(
+            torch.cat([part.output for part in parts]),
+            torch.cat(weights, dim=1) if weights else None,
+            [_joined(layer) for layer in zip(*(part.calls for part in parts), strict=True)],
+        )
+
+    def kept(self) -> Recording:
+        """A copy, which stays when a graph is replayed."""
+        return Recording(
+            self.output.clone(),
+            None if self.weights is None else self.weights.clone(),
+            [
+                [
+                    Call(
+                        call.x.clone(),
+                        [g.clone() for g in call.g],
+                        None if call.seen is None else call.seen.clone(),
+                    )
+                    for call in calls
+                ]
+                for calls in self.calls
+            ],
+        )
 
     def first(self, rows: int) -> Recording:
         """The same of the first rows alone."""
@@ -47,6 +77,20 @@ class Recording:
                 for calls in self.calls
             ],
         )
+
+
+def _joined(layer: tuple[list[Call], ...]) -> list[Call]:
+    """The calls of one layer, from tiles that all made the same ones."""
+    if len({tuple(len(call.g) for call in calls) for calls in layer}) > 1:
+        raise LayerError("a layer is not called equally often for all samples")
+    return [
+        Call(
+            torch.cat([call.x for call in same]),
+            [torch.cat(g) for g in zip(*(call.g for call in same), strict=True)],
+            None if same[0].seen is None else torch.cat([c.seen for c in same if c.seen is not None]),
+        )
+        for same in zip(*layer, strict=True)
+    ]
 
 
 @dataclass

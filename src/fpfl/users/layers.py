@@ -16,6 +16,8 @@ split by cell: as batched products over the rectangles of a packing.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -23,6 +25,8 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
+from fpfl.summing import tree_sum
+from fpfl.users import steady
 from fpfl.users.packing import Bucket
 
 
@@ -137,6 +141,19 @@ class _Recorded(torch.autograd.Function):
         return dx, None, None, None
 
 
+@contextmanager
+def repeatable_sums(device: torch.device) -> Iterator[None]:
+    """Have ``index_add_`` add in the order of its rows on a GPU, too, as a CPU does."""
+    before = torch.are_deterministic_algorithms_enabled()
+    warn = torch.is_deterministic_algorithms_warn_only_enabled()
+    if device.type == "cuda":
+        torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warn)
+
+
 def put(place: Tensor, value: Tensor, add: bool) -> None:
     """Write a value to its place, or add it to what is there."""
     if add:
@@ -170,27 +187,33 @@ class Product(Recorder):
         if "weight" in self.places:
             splits = _splits(bucket, g.device)
             rows = x[bucket.rows].to(g.dtype).reshape(units * splits, -1, x.shape[2])
-            columns = g.reshape(units * splits, -1, g.shape[2]).transpose(1, 2)
+            columns = g.reshape(units * splits, -1, g.shape[2])
+            inside, outside = rows.shape[2], columns.shape[2]
+            rows, columns = steady.filled(rows), steady.filled(columns).transpose(1, 2)
             place = out[:, :, self.places["weight"]]
-            if self.in_order and count == splits == 1 and g.dtype == out.dtype:
+            whole = rows.shape[2] == inside and columns.shape[1] == outside
+            if self.in_order and whole and count == splits == 1 and g.dtype == out.dtype:
                 place = place.view(units, width, x.shape[2])
                 torch.baddbmm(place, columns, rows, beta=int(add), out=place)
             else:
-                product = torch.bmm(columns, rows)
+                product = torch.bmm(columns, rows)[:, :outside, :inside]
                 if splits > 1:
-                    product = product.reshape(units, splits, *product.shape[1:]).sum(dim=1)
+                    product = tree_sum(product.reshape(units, splits, *product.shape[1:]), 1)
                 product = product.reshape(units, count, width, -1)
                 put(place, self.ordered(product).reshape(units, count, -1), add)
         if "bias" in self.places:
-            total = g.reshape(units, -1, g.shape[2]).sum(dim=1).reshape(units, count, width)
+            total = tree_sum(g.reshape(units, -1, g.shape[2]), 1).reshape(units, count, width)
             put(out[:, :, self.places["bias"]], total, add)
 
 
 def _splits(bucket: Bucket, device: torch.device) -> int:
-    """In how many parts to add up a cell's rows: a GPU needs more products than a few cells are."""
+    """In how many parts to add up a cell's rows: a GPU needs more products than a few cells are.
+
+    By the cell's own size: how many other cells there are must not change what comes out.
+    """
     splits = 1
     if device.type == "cuda":
-        while bucket.units * splits < 512 and bucket.size % (2 * splits) == 0:
+        while bucket.size % (2 * splits) == 0 and bucket.size // splits > 16:
             splits *= 2
     return splits
 
@@ -210,11 +233,11 @@ class LinearRecorder(Product):
         return [(inputs[name], g, place) for name, place in self.places.items()]
 
     def output(self, call: Call, x: Tensor) -> Tensor:
-        return functional.linear(x, self.layer.weight, self.layer.bias)
+        return steady.linear(x, self.layer.weight, self.layer.bias)
 
     def input_gradient(self, call: Call, g: Tensor) -> Tensor:
         weight: Tensor = self.layer.weight
-        return g @ weight.to(g.dtype)
+        return steady.product(g, weight.to(g.dtype))
 
     def inputs(self, call: Call) -> Tensor:
         return call.x.reshape(len(call.x), -1, call.x.shape[-1])
@@ -274,7 +297,7 @@ class ScaleRecorder(Recorder):
             for name, place in self.places.items():
                 rows = x * g if name == "weight" else g
                 cells = rows.reshape(bucket.units, -1, rows.shape[-1])
-                put(out[:, m, place], cells.sum(dim=1), add)
+                put(out[:, m, place], tree_sum(cells, 1), add)
 
 
 class EmbeddingRecorder(Recorder):
@@ -289,7 +312,7 @@ class EmbeddingRecorder(Recorder):
         )
 
     def output(self, call: Call, x: Tensor) -> Tensor:
-        return functional.embedding(x, self.layer.weight)
+        return steady.looked_up(x, self.layer.weight)
 
     def input_gradient(self, call: Call, g: Tensor) -> None:
         return None
@@ -302,6 +325,8 @@ class EmbeddingRecorder(Recorder):
     ) -> None:
         layer = self.layer
         ids = call.x[bucket.rows].reshape(bucket.units, -1)
+        # A token that there is not has made NaN of its user's output already.
+        ids = ids.clamp(0, layer.num_embeddings - 1)
         unit = torch.arange(bucket.units, device=ids.device).unsqueeze(1)
         place = (ids + unit * layer.num_embeddings).reshape(-1)
         for m, seed in enumerate(seeds):
@@ -309,5 +334,6 @@ class EmbeddingRecorder(Recorder):
             if layer.padding_idx is not None:
                 rows = rows * (ids.reshape(-1, 1) != layer.padding_idx)
             total = rows.new_zeros(bucket.units * layer.num_embeddings, layer.embedding_dim)
-            total.index_add_(0, place, rows)
+            with repeatable_sums(rows.device):
+                total.index_add_(0, place, rows)
             put(out[:, m, self.places["weight"]], total.reshape(bucket.units, -1), add)

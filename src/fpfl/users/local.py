@@ -21,6 +21,7 @@ from fpfl.users.choice import agree
 from fpfl.users.flat import FlatModel
 from fpfl.users.packing import Batch
 from fpfl.users.passes import Objective, VmapPass
+from fpfl.users.steady import filled_rows
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,14 @@ class LocalPass(VmapPass):
     """Every user takes its own steps: ``vmap`` over models as well as samples."""
 
     def __init__(
-        self, model: FlatModel, objective: Objective, local: FederatedAveraging, dtype: torch.dtype
+        self,
+        model: FlatModel,
+        objective: Objective,
+        local: FederatedAveraging,
+        dtype: torch.dtype,
+        units: int | None = None,
     ) -> None:
-        super().__init__(model, objective)
+        super().__init__(model, objective, units)
         agree(model, objective, {}, dtype)  # says what is wrong with a model that vmap cannot do
         self.local = local
 
@@ -67,16 +73,18 @@ class LocalPass(VmapPass):
         updates: list[Tensor] = []
         outputs: list[Tensor] = []
         sizes = torch.from_numpy(batch.packing.sizes).to(w.device, w.dtype)
-        for bucket in batch.packing.buckets:
-            gradient, output = self.bucket(w, batch, bucket)
-            outputs.append(output)
+        for part, bucket, cells in self.parts(batch):
+            real = cells.stop - cells.start
+            gradient, output = self.bucket(w, part, bucket)
+            outputs.append(output[: real * bucket.size])
+            own_sizes = filled_rows(sizes[cells], bucket.units).clamp(min=1.0)
             total, own = gradient, w
             for _ in range(self.local.steps - 1):
-                step = self.local.learning_rate / sizes[bucket.cells].unsqueeze(1)
+                step = self.local.learning_rate / own_sizes.unsqueeze(1)
                 own = own - step * gradient[:, 0]
-                gradient, _ = self.bucket(own, batch, bucket)
+                gradient, _ = self.bucket(own, part, bucket)
                 total = total + gradient
-            updates.append(total / self.local.steps)
+            updates.append((total / self.local.steps)[:real])
         update = torch.cat(updates)
         # Steps that ran away send nothing; the counts, at the broadcast model, still count.
         away = ~update.isfinite().all(dim=2, keepdim=True)

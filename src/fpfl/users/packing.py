@@ -2,14 +2,10 @@ r"""Packing: how users of any size are laid side by side in one batch.
 
 The unit is a *cell*: those samples of one user that are in the same groups (without a constraint,
 all of the user's samples). A group that no sample of a user belongs to has no cell, and costs
-nothing. Cells are sorted by size and cut into buckets; in a bucket every cell is padded to the
-largest, so that its rows are one rectangle (units, size) and a gradient of every cell is one
-batched product. The cuts minimise
-
-    Σ_buckets (units · largest size + overhead),
-
-the overhead of one more bucket being given in rows: few buckets where rows are cheap, hardly any
-padding where they are dear.
+nothing. A cell is padded to the next size of a public list, whatever the other cells are: the shape
+of a kernel decides the last bits of what it computes, and nobody's numbers may depend on who else
+is there. Cells of one padded size are a bucket, whose rows are one rectangle (units, size), so that
+a gradient of every cell is one batched product.
 """
 
 from __future__ import annotations
@@ -22,6 +18,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from fpfl.users.steady import filled_rows
 
 Ints = NDArray[np.int64]
 
@@ -119,7 +117,10 @@ class Packing:
 
 @dataclass(frozen=True)
 class Batch:
-    """A packed batch's tensors: N rows, and R conditions as numbers, 0 for padding."""
+    """A packed batch's tensors: N rows, and R conditions as numbers, 0 for padding.
+
+    ``keys`` are what a row's dropout is drawn from: its user's and its own.
+    """
 
     packing: Packing
     samples: Tensor  # (N,)
@@ -128,6 +129,17 @@ class Batch:
     real: Tensor  # (N,)
     conditions: Tensor  # (R, N)
     cell: Tensor  # (N,)
+    keys: Tensor | None = None  # (N,)
+
+    def part(self, rows: slice, count: int) -> Batch:
+        """Some of its rows, filled up to ``count`` with rows of zeros."""
+        part = [
+            filled_rows(each[rows], count)
+            for each in (self.samples, self.features, self.labels, self.real)
+        ]
+        conditions = filled_rows(self.conditions[:, rows].T, count).T
+        keys = None if self.keys is None else filled_rows(self.keys[rows], count)
+        return Batch(self.packing, *part, conditions, filled_rows(self.cell[rows], count), keys)
 
     def to(self, device: torch.device) -> Batch:
         """The same on another device."""
@@ -140,47 +152,29 @@ def side_by_side(cells: Cells) -> Packing:
     return Packing(cells.starts, cells.sizes, cells.sizes, cells.owner, cells.users, ())
 
 
-def pack(cells: Cells, overhead: float) -> Packing:
-    """Pack cells, one more bucket costing ``overhead`` rows."""
-    order = np.argsort(cells.sizes, kind="stable")
-    sizes = cells.sizes[order]
-    padded, buckets = _buckets(sizes, overhead)
-    return Packing(cells.starts[order], sizes, padded, cells.owner[order], cells.users, buckets)
-
-
-def _buckets(sizes: Ints, overhead: float) -> tuple[Ints, tuple[Bucket, ...]]:
-    """Cut cells, sorted by size, into buckets; also every cell's padded size."""
-    ends = np.flatnonzero(np.diff(sizes, append=-1)) + 1  # of the runs of equal sizes
-    distinct = sizes[ends - 1]
-    buckets: list[Bucket] = []
+def pack(cells: Cells, steps: int) -> Packing:
+    """Pack cells, padded to sizes with so many steps from one power of two to the next."""
+    padded = padded_sizes(cells.sizes, steps)
+    order = np.argsort(padded, kind="stable")
+    padded = padded[order]
+    buckets = []
     row = cell = 0
-    for last in _cuts(distinct, ends, overhead):
-        units, largest = int(ends[last]) - cell, int(distinct[last])
-        buckets.append(Bucket(row, cell, units, largest))
-        row += units * largest
-        cell += units
-    padded = np.repeat([b.size for b in buckets], [b.units for b in buckets])
-    return padded, tuple(buckets)
+    for size, units in zip(*np.unique(padded, return_counts=True), strict=True):
+        buckets.append(Bucket(row, cell, int(units), int(size)))
+        row += int(units) * int(size)
+        cell += int(units)
+    return Packing(
+        cells.starts[order], cells.sizes[order], padded, cells.owner[order], cells.users,
+        tuple(buckets),
+    )  # fmt: skip
 
 
-def _cuts(distinct: Ints, ends: Ints, overhead: float) -> list[int]:
-    """The cheapest cuts of rising sizes, as the last size of every bucket.
-
-    best[j] = min_i best[i] + overhead + (number of cells of the sizes i ... j) · size_j
-    """
-    below = np.concatenate([[0], ends]).astype(np.float64)
-    best = np.zeros(len(distinct) + 1)
-    origin = [0]
-    for j, size in enumerate(distinct.tolist(), start=1):
-        costs = best[:j] + (below[j] - below[:j]) * size
-        i = int(costs.argmin())
-        origin.append(i)
-        best[j] = costs[i] + overhead
-    cuts, stop = [], len(distinct)
-    while stop > 0:
-        cuts.append(stop - 1)
-        stop = origin[stop]
-    return cuts[::-1]
+def padded_sizes(sizes: Ints, steps: int) -> Ints:
+    """The next sizes of the public list: all up to 2 · steps, then so many an octave."""
+    octaves = np.frexp(np.maximum(sizes - 1, 1).astype(np.float64))[1]  # 2^(o−1) <= size − 1 < 2^o
+    step = np.left_shift(1, np.maximum(0, octaves - 1 - int(np.log2(steps))))
+    padded: Ints = -(-sizes // step) * step
+    return padded
 
 
 def chunks(costs: NDArray[np.float64], memory: float) -> Iterator[slice]:

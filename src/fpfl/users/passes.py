@@ -6,6 +6,10 @@ one forward pass among them and return the same numbers:
 - `LayerPass`: one forward and backward over the whole batch, gradients split by cell in every
   layer (`fpfl.users.layers`). For models made of layers that it knows.
 - `VmapPass`: ``vmap(jacrev)`` over the cells of each bucket. For any model.
+
+Both call their kernels with shapes that do not depend on who else is in the cohort: so many rows, or
+so many cells, at a time, the last ones filled up (`fpfl.users.steady`). Without such a number they
+take all at once, which is for one user alone.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from fpfl.data.schema import Schema
 from fpfl.fairness.rates import Rate
 from fpfl.users import task
 from fpfl.users.convolutions import ConvRecorder
+from fpfl.users.dropout import Keyed, keyed
 from fpfl.users.factored import Factor
 from fpfl.users.flat import FlatModel
 from fpfl.users.graphs import Graphs, Recording, repeatable
@@ -37,6 +42,7 @@ from fpfl.users.layers import (
     ScaleRecorder,
 )
 from fpfl.users.packing import Batch, Bucket
+from fpfl.users.steady import in_tiles, steady, tile_for
 
 
 @dataclass(frozen=True)
@@ -100,7 +106,7 @@ def _gradient(rate: Rate, soft: Tensor, labels: Tensor) -> Tensor:
 class Pass(Protocol):
     """From w and a packed batch to (U, 1 + R, p) gradients of cells and the rows' outputs."""
 
-    launches: float
+    steps: int
     objective: Objective
 
     @property
@@ -112,20 +118,29 @@ class Pass(Protocol):
         """Compute gradients and outputs."""
         ...
 
+    def outputs(self, w: Tensor, features: Tensor) -> Tensor:
+        """The rows' outputs in evaluation mode."""
+        ...
+
     def row_bytes(self, w: Tensor, row: Batch, activations: int) -> int:
         """About what one row takes, given what a plain forward pass keeps for it."""
         ...
 
 
 class VmapPass:
-    """Any model: ``vmap`` of ``jacrev`` over cells, one bucket after the other."""
+    """Any model: ``vmap`` of ``jacrev`` over cells, one bucket after the other.
 
-    launches = 100.0
-    """About how many kernels one more bucket starts, by layer."""
+    ``units`` is how many cells are computed together; None for all.
+    """
 
-    def __init__(self, model: FlatModel, objective: Objective) -> None:
-        self.model = model
+    steps = 2
+
+    def __init__(
+        self, model: FlatModel, objective: Objective, units: int | None = None
+    ) -> None:
+        self.model = replace(model, module=steady(model.module))
         self.objective = objective
+        self.units = units
         # Recurrent layers other than the LSTM fail under vmap when cells share one w.
         self.recurrent = any(isinstance(m, nn.RNNBase) for m in model.module.modules())
         self.jacobians = {
@@ -145,26 +160,59 @@ class VmapPass:
 
     def __call__(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """See `Pass`."""
-        computed = [self.bucket(w, batch, bucket) for bucket in batch.packing.buckets]
-        gradients, outputs = zip(*computed, strict=True)
+        gradients, outputs = [], []
+        for part, bucket, cells in self.parts(batch):
+            gradient, output = self.bucket(w, part, bucket)
+            gradients.append(gradient[: cells.stop - cells.start])
+            outputs.append(output[: (cells.stop - cells.start) * bucket.size])
         return torch.cat(gradients), torch.cat(outputs)
+
+    def parts(self, batch: Batch) -> Iterator[tuple[Batch, Bucket, slice]]:
+        """The batch in buckets of ``units`` cells, the last of each size filled up.
+
+        With each the cells that it really has.
+        """
+        for bucket in batch.packing.buckets:
+            units = self.units or bucket.units
+            for first in range(0, bucket.units, units):
+                real = min(units, bucket.units - first)
+                start = bucket.start + first * bucket.size
+                rows = slice(start, start + real * bucket.size)
+                cells = slice(bucket.first + first, bucket.first + first + real)
+                part = batch.part(rows, units * bucket.size)
+                yield part, Bucket(0, 0, units, bucket.size), cells
 
     def bucket(self, w: Tensor, batch: Batch, bucket: Bucket) -> tuple[Tensor, Tensor]:
         """Gradients of the cells of a bucket and outputs of its rows, at one w or each at its own.
 
         ``w`` has shape (p,), or (units, p).
         """
-        shape, rows = (bucket.units, bucket.size), bucket.rows
+        shape = (bucket.units, bucket.size)
         apart = self.recurrent or w.ndim == 2
         with _without_cudnn(active=self.recurrent):
             gradients, output = self.jacobians[apart](
                 w.expand(bucket.units, -1) if apart else w,
-                batch.features[rows].reshape(*shape, *batch.features.shape[1:]),
-                batch.labels[rows].reshape(shape),
-                batch.real[rows].reshape(shape),
-                batch.conditions[:, rows].reshape(-1, *shape),
+                batch.features.reshape(*shape, *batch.features.shape[1:]),
+                batch.labels.reshape(shape),
+                batch.real.reshape(shape),
+                batch.conditions.reshape(-1, *shape),
             )
         return gradients.detach(), output.detach().flatten(0, 1)
+
+    def outputs(self, w: Tensor, features: Tensor) -> Tensor:
+        """The outputs with nothing dropped out."""
+        module = self.model.module
+        mode = module.training
+        module.eval()
+        schema = self.objective.schema
+        tile = len(features) if self.units is None else tile_for(schema.shape)
+        try:
+            with torch.no_grad():
+                return in_tiles(
+                    lambda rows: task.flatten_output(self.model(w, rows), schema), features, tile
+                )
+        finally:
+            module.train(mode)
 
     @property
     def copies(self) -> int:
@@ -189,15 +237,23 @@ def _without_cudnn(*, active: bool) -> Iterator[None]:
 
 
 class LayerPass:
-    """Models of known layers: one plain pass over the batch, split by cell in every layer."""
+    """Models of known layers: one plain pass over the batch, split by cell in every layer.
 
-    launches = 10.0
+    ``tile`` is how many rows are computed together; None for all.
+    """
+
+    steps = 8
 
     def __init__(
-        self, model: FlatModel, objective: Objective, recorders: dict[str, type[Recorder]]
+        self,
+        model: FlatModel,
+        objective: Objective,
+        recorders: dict[str, type[Recorder]],
+        tile: int | None = None,
     ) -> None:
         self.objective = objective
         self.size = model.size
+        self.tile = tile
         self.module = copy.deepcopy(model.module).requires_grad_(False)
         self.w = torch.empty_like(model.vector())
         parameters = dict(self.module.named_parameters())
@@ -214,6 +270,7 @@ class LayerPass:
             recorder.anchor = self.anchor
             layer.forward = recorder.forward
             self.recorders.append(recorder)
+        self.dropout = Keyed(self.module) if keyed(self.module) else None
         self.graphs: Graphs | None = None
 
     def use_graphs(self, memory: int) -> None:
@@ -270,10 +327,9 @@ class LayerPass:
             real=front.real.flip(0),
             conditions=front.conditions.flip(1),
         )
-        self.w.copy_(w)
         mode = self.module.training
         self.module.eval()  # dropout's masks would not move along
-        one, other = self._record(front), self._record(back)
+        one, other = self.record(w, front), self.record(w, back)
         self.module.train(mode)
         return all(
             len(calls) == len(reverse)
@@ -293,9 +349,37 @@ class LayerPass:
     def record(self, w: Tensor, batch: Batch) -> Recording:
         """Run forward and backward; what the layers remember."""
         self.w.copy_(w)
-        return self._record(batch) if self.graphs is None else self.graphs(batch)
+        once = self._record if self.graphs is None else self.graphs
+        rows = len(batch.features)
+        tile = self.tile or rows
+        parts = []
+        for start in range(0, rows, tile):
+            some = slice(start, min(start + tile, rows))
+            part = once(batch.part(some, tile)).first(some.stop - start)
+            parts.append(part if self.graphs is None or tile >= rows else part.kept())
+        return Recording.joined(parts)
+
+    def outputs(self, w: Tensor, features: Tensor) -> Tensor:
+        """The outputs with nothing dropped out."""
+        self.w.copy_(w)
+        mode = self.module.training
+        self.module.eval()
+
+        def call(rows: Tensor) -> Tensor:
+            for recorder in self.recorders:
+                recorder.calls = []
+                recorder.samples = len(rows)
+            return task.flatten_output(self.module(rows), self.objective.schema)
+
+        try:
+            with torch.no_grad():
+                return in_tiles(call, features, self.tile or len(features))
+        finally:
+            self.module.train(mode)
 
     def _record(self, batch: Batch) -> Recording:
+        if self.dropout is not None:
+            self.dropout.begin(batch.keys)
         for recorder in self.recorders:
             recorder.calls = []
             recorder.samples = len(batch.features)
@@ -320,7 +404,8 @@ class LayerPass:
 
     def row_bytes(self, w: Tensor, row: Batch, activations: int) -> int:
         """See `Pass`."""
-        recorded = zip(self.recorders, self.record(w, row).calls, strict=True)
+        self.w.copy_(w)
+        recorded = zip(self.recorders, self._record(row).calls, strict=True)
         calls = [(r, call) for r, made in recorded for call in made if call.g]
         kept = sum(call.x.nbytes + sum(g.nbytes for g in call.g) for _, call in calls)
         # What the layers saw, and the copies that a product makes of it, one layer at a time.

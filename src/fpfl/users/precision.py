@@ -18,8 +18,9 @@ where that is safe (autocast). Norms, clipping and sums are in the model's preci
 def computing(precision: Precision, device: torch.device) -> Iterator[None]:
     """Compute in the given precision, whatever torch's global settings are, and restore them."""
     with ExitStack() as stack:
-        if device.type == "cuda":
-            stack.enter_context(_tf32(precision != "float32"))
+        # Set here and not read from globals: a coarser product elsewhere is no matter of ours.
+        stack.enter_context(_tf32(precision != "float32" and device.type == "cuda"))
+        stack.enter_context(_repeatable())
         if precision == "bf16":
             # The cache would keep casts of a w that the next round overwrites in place.
             stack.enter_context(
@@ -30,12 +31,28 @@ def computing(precision: Precision, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _tf32(allowed: bool) -> Iterator[None]:
-    places = [torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn]  # type: ignore[attr-defined]
+    backends = torch.backends
+    places = [
+        backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn,  # type: ignore[attr-defined]
+        backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn,  # type: ignore[attr-defined]
+    ]  # fmt: skip
     before = [place.fp32_precision for place in places]
     for place in places:
-        place.fp32_precision = "tf32" if allowed else "ieee"
+        place.fp32_precision = "tf32" if allowed and place not in places[3:] else "ieee"
     try:
         yield
     finally:
         for place, value in zip(places, before, strict=True):
             place.fp32_precision = value
+
+
+@contextmanager
+def _repeatable() -> Iterator[None]:
+    """cuDNN's kernels that give the same each time, and none chosen by trying how fast it is."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.benchmark
+    cudnn.deterministic, cudnn.benchmark = True, False
+    try:
+        yield
+    finally:
+        cudnn.deterministic, cudnn.benchmark = before

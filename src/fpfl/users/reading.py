@@ -13,10 +13,12 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fpfl.data.federated import FederatedDataset
 from fpfl.data.prefetch import prefetch, settle
+from fpfl.data.schema import Schema
 from fpfl.fairness.groups import Groups
 from fpfl.fairness.rates import Rate
 from fpfl.randomness import hashed
@@ -25,6 +27,7 @@ from fpfl.users.packing import (
     Batch,
     Cells,
     Ints,
+    Packing,
     cells_by_pattern,
     chunks,
     pack,
@@ -53,8 +56,11 @@ class Chunk:
         Whether gradients are to be kept as factors; users are whole then.
     unfinished
         Whether the next chunk has more samples of its (one, large) user.
-    seed
-        For dropout.
+    key
+        What is random on a device is drawn from this, the user and the sample.
+    broken
+        Which users have a sample that is not what the schema declares, (B,); None where nobody
+        looked. They send zero.
     """
 
     users: Ints
@@ -64,7 +70,8 @@ class Chunk:
     whole: bool
     factored: bool
     unfinished: bool
-    seed: int
+    key: int
+    broken: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -85,10 +92,17 @@ class Reader:
         Bytes that a chunk may take.
     samples_per_user
         The most samples of a user to read; all of them when it is None.
+    steps
+        Of the public list of sizes that cells are padded to.
     seeded
-        Whether chunks need seeds, for dropout.
+        Whether rows need keys, for dropout.
     factoring
         Whether gradients may be factored.
+    alone
+        Whether every user is a chunk of its own.
+    looking
+        Whether to look for samples that are not what the schema declares: of data that nobody has
+        looked at, and where an error would tell.
     whole
         Whether users are not to be cut into cells of groups: they send one gradient.
     pieces
@@ -102,42 +116,46 @@ class Reader:
     costs: Costs
     memory: int
     samples_per_user: int | None
+    steps: int
     seeded: bool = False
     factoring: bool = True
     whole: bool = False
     pieces: bool = True
+    alone: bool = False
+    looking: bool = False
 
-    def chunks(self, users: Ints, key: int, numbers: range, shares: int) -> Iterator[Chunk]:
-        """Read the given shares of a cohort; see `CohortEngine.statistics`."""
-        starts, sizes = self.data.rows(users)
+    def chunks(self, users: Ints, key: int, share: tuple[int, int]) -> Iterator[Chunk]:
+        """Read a share of a cohort; see `CohortEngine.statistics`."""
+        starts, sizes = self.data.rows(users, strict=not self.looking)
         order = np.argsort(sizes, kind="stable")
         order = order[int(np.count_nonzero(sizes == 0)) :]
-        for number in numbers:
-            # Dealt out one by one in the order of their sizes, every share gets the same of all.
-            mine = order[number::shares]
-            if len(mine):
-                seed = hashed(key, number) if self.seeded else 0
-                yield from self._share(users[mine], starts[mine], sizes[mine], key, seed)
+        # Dealt out one by one in the order of their sizes, every share gets the same of all.
+        which, of = share
+        mine = order[which::of]
+        yield from self._share(users[mine], starts[mine], sizes[mine], key)
 
-    def _share(
-        self, users: Ints, starts: Ints, sizes: Ints, key: int, seed: int
-    ) -> Iterator[Chunk]:
-        """Read users, sorted by size, in chunks."""
+    def _share(self, users: Ints, starts: Ints, sizes: Ints, key: int) -> Iterator[Chunk]:
+        """Read users, sorted by size, in chunks.
+
+        What becomes of a user goes by its own size: factored, cells, or cells in pieces.
+        """
         per_row, per_cell, memory = self.costs.row_bytes, self.costs.cell_bytes, self.memory
-        used = sizes
-        if self.samples_per_user is not None:
-            used = np.minimum(sizes, self.samples_per_user)
+        used = np.minimum(sizes, self._most)
         large = int(np.searchsorted(used, room(per_cell, memory) / per_row, side="right"))
-        small = used[:large]
-        factored = self.factoring and self.costs.factored(small)
-        if factored:
-            costs = small * per_row + small * (small - 1) / 2 * self.costs.pair_bytes
-        else:
-            costs = small * per_row + self._cell_counts(users[:large], small) * per_cell
-        for part in chunks(costs, memory):
-            source = self._source(users[part], starts[part], sizes[part], key, cut=not factored)
-            own = hashed(seed, part.start) if self.seeded else 0
-            yield self._chunk(users[part], *source, own, factored=factored)
+        few = int(np.searchsorted(used, self.costs.few, side="right")) if self.factoring else 0
+        few = min(few, large)
+        for begin, end in ((0, few), (few, large)):
+            small, factored = used[begin:end], begin == 0 and few > 0
+            if factored:
+                costs = small * per_row + small * (small - 1) / 2 * self.costs.pair_bytes
+            else:
+                costs = small * per_row + self._cell_counts(users[begin:end], small) * per_cell
+            for cut in self._cuts(costs):
+                part = slice(begin + cut.start, begin + cut.stop)
+                source = self._source(users[part], starts[part], sizes[part], key, cut=not factored)
+                yield self._chunk(users[part], *source, key, factored=factored)
+            if few == large:
+                break
         for k in range(large, len(users)):
             one = slice(k, k + 1)
             samples, _ = self._samples(users[one], starts[one], sizes[one], key)
@@ -145,8 +163,22 @@ class Reader:
             for cut in cuts:
                 owner = np.zeros(cut.stop - cut.start, dtype=np.int64)
                 source = self._cut(samples[cut], owner, users=1)
-                own = hashed(seed, k, cut.start) if self.seeded else 0
-                yield self._chunk(users[one], *source, own, unfinished=cut is not cuts[-1])
+                yield self._chunk(users[one], *source, key, unfinished=cut is not cuts[-1])
+
+    def _cuts(self, costs: NDArray[np.float64]) -> Iterator[slice]:
+        if self.alone:
+            return (slice(k, k + 1) for k in range(len(costs)))
+        return chunks(costs, self.memory)
+
+    @property
+    def _most(self) -> int:
+        """The most samples of a user that are used: as declared, or what fits the memory.
+
+        A user that cannot be computed in pieces and does not fit would end the run.
+        """
+        fits = 2**62 if self.pieces or not self.looking else int(self.memory / self.costs.row_bytes)
+        declared = 2**62 if self.samples_per_user is None else self.samples_per_user
+        return max(1, min(fits, declared))
 
     def repacked(self, chunk: Chunk) -> Chunk:
         """The same users and samples, packed in cells: for who cannot do without rectangles."""
@@ -156,13 +188,13 @@ class Reader:
         order = np.argsort(owner, kind="stable")
         samples = chunk.batch.samples.cpu().numpy()[kept][order]
         source = self._cut(samples, owner[order], users=len(chunk.users))
-        return self._chunk(chunk.users, *source, chunk.seed, unfinished=chunk.unfinished)
+        return self._chunk(chunk.users, *source, chunk.key, unfinished=chunk.unfinished)
 
     def _cell_counts(self, users: Ints, sizes: Ints) -> Ints:
         """How many cells each user has, or may have at most."""
         if self.groups is None or self.whole:
             return np.ones(len(users), dtype=np.int64)
-        if not self.data.lazy and self.samples_per_user is None:
+        if not self.data.lazy and self._most == 2**62:
             counts: Ints = self._table.first[users + 1] - self._table.first[users]
             return counts
         columns = {c for pairs in self.groups.codes for c, _ in pairs}
@@ -173,7 +205,7 @@ class Reader:
         self, users: Ints, starts: Ints, sizes: Ints, key: int, *, cut: bool
     ) -> tuple[Tensor | None, Cells]:
         """The users' cells, as runs in a list of samples (None: in the population itself)."""
-        limited = self.samples_per_user is not None and int(sizes.max()) > self.samples_per_user
+        limited = int(sizes.max()) > self._most
         cut = cut and self.groups is not None and not self.whole
         if not limited and not cut:
             return None, Cells.of_users(starts, sizes)
@@ -191,8 +223,8 @@ class Reader:
         """
         ends = np.cumsum(sizes)
         samples: Ints = np.arange(ends[-1]) + np.repeat(starts - (ends - sizes), sizes)
-        limit = self.samples_per_user
-        if limit is None or int(sizes.max()) <= limit:
+        limit = self._most
+        if int(sizes.max()) <= limit:
             return samples, sizes
         owner = np.repeat(np.arange(len(users)), sizes)
         within = np.arange(ends[-1]) - (ends - sizes)[owner]
@@ -217,39 +249,60 @@ class Reader:
         users: Ints,
         source: Tensor | None,
         cells: Cells,
-        seed: int,
+        key: int,
         *,
         factored: bool = False,
         unfinished: bool = False,
     ) -> Chunk:
-        packed = side_by_side(cells) if factored else pack(cells, self.costs.bucket_rows)
+        packed = side_by_side(cells) if factored else pack(cells, self.steps)
         if packed.one_cell_each:
             users = users[packed.owner]  # in the order of their cells
         device, dtype = self.like.device, self.like.dtype
         samples, real, cell = packed.places(self.data.features.device)
         if source is not None:
             samples = source.to(samples.device).index_select(0, samples)
-        features, labels, marks = self._gathered(samples)
+        owner = torch.from_numpy(packed.owner).to(device)
+        features, labels, marks, sound = self._gathered(samples)
         number, cell = real.to(device, dtype), cell.to(device)
+        broken = None
+        if sound is not None:
+            broken = torch.zeros(len(users), dtype=torch.bool, device=device)
+            # Where every user has one cell, they are in the order of the cells.
+            broken[(cell if packed.one_cell_each else owner[cell])[~sound]] = True
+        keys = None
+        if self.seeded:
+            keys = torch.from_numpy(hashed(key, users[_users_of(packed, cell)], samples.cpu().numpy()))
+            keys = keys.to(device)
         rates = len(self.rates)
         member = marks[:, rates:]
         whole = factored or self.whole
         if not whole:
             member = member[torch.from_numpy(packed.first_rows()).to(device)]
-        batch = Batch(packed, samples, features, labels, number, marks[:, :rates].T * number, cell)
-        owner = torch.from_numpy(packed.owner).to(device)
-        return Chunk(users, batch, owner, member, whole, factored, unfinished, seed)
+        conditions = marks[:, :rates].T * number
+        batch = Batch(packed, samples, features, labels, number, conditions, cell, keys)
+        return Chunk(users, batch, owner, member, whole, factored, unfinished, key, broken)
 
-    def _gathered(self, samples: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Features, labels and marks of samples, on the device."""
-        if self.data.lazy:
+    def _gathered(self, samples: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Features, labels and marks of samples, on the device, and which of them are sound.
+
+        None where the data was looked at when it was made.
+        """
+        if self.data.lazy or not self.data.checked:
             features, labels, attributes = map(self._moved, self.data.gather(samples))
-            return features, labels, self._marks_of(labels, attributes)
+            sound = None
+            if self.looking:
+                sound = sound_samples(features, labels, attributes, self.data.schema)
+                # Before a kernel sees them: a label that there is not would be an error there.
+                features, labels, attributes = (
+                    values.masked_fill(~sound.reshape(-1, *[1] * (values.ndim - 1)), 0)
+                    for values in (features, labels, attributes)
+                )
+            return features, labels, self._marks_of(labels, attributes), sound
         features = self.data.features.index_select(0, samples)
         marks = self._marks.index_select(0, samples)
         # In one table with the marks: rows of a large population are far apart in memory.
         labels = marks[:, 0].to(self.data.labels.dtype)
-        return features, labels, marks[:, 1:]
+        return features, labels, marks[:, 1:], None
 
     def _moved(self, values: Tensor) -> Tensor:
         device = self.like.device
@@ -295,8 +348,30 @@ class Reader:
         for column in sorted({c for pairs in self.groups.codes for c, _ in pairs}):
             # −1 stands for an unknown value.
             width = len(self.data.schema.attributes[column].values) + 1
-            codes = codes * width + values[:, column] + 1
+            # What is no code at all is a broken sample, in whatever cell.
+            codes = codes * width + np.clip(values[:, column], -1, width - 2) + 1
         return codes
+
+
+def _users_of(packed: Packing, cell: Tensor) -> Ints:
+    """Each row's user, as a place among the chunk's users."""
+    cells = cell.cpu().numpy()
+    return cells if packed.one_cell_each else packed.owner[cells]
+
+
+def sound_samples(features: Tensor, labels: Tensor, attributes: Tensor, schema: Schema) -> Tensor:
+    """Which samples are what the schema declares, (n,)."""
+    if schema.classes is None:
+        low, high = schema.label_range or (-math.inf, math.inf)
+    else:
+        low, high = 0, schema.classes - 1
+    sound = (labels >= low) & (labels <= high)
+    for column, attribute in enumerate(schema.attributes):
+        codes = attributes[:, column]
+        sound &= (codes >= (-1 if attribute.unknown else 0)) & (codes < len(attribute.values))
+    if features.is_floating_point():
+        sound &= features.isfinite().flatten(1).all(dim=1)
+    return sound
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fpfl.summing import weighted_sum
+from fpfl.summing import tree_sum, weighted_sum, whole_sum
 from fpfl.users.layout import Layout
 
 LOSS, GROUPS, OVERALL = GRADIENTS = ("loss_gradient", "F_gradient", "overall_F_gradient")
@@ -30,7 +30,20 @@ class Gradients(Protocol):
     """The gradients of B users: blocks of v by name."""
 
     def norms(self, names: Collection[str]) -> Tensor:
-        """Every user's ℓ2 norm over the blocks, (B,)."""
+        """Every user's ℓ2 norm over the blocks, (B,), in double precision."""
+        ...
+
+    def unrounded(self, names: Collection[str]) -> Tensor | None:
+        """Which part of its bound a user must leave for the rounding of `whole`; None for none."""
+        ...
+
+    def whole(
+        self, names: Collection[str], scale: Tensor
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Σ_k round(scale_k · block^k) of every block, flat, in whole numbers (int64).
+
+        And every user's Σ z² over them, or None where its norm bounds it already.
+        """
         ...
 
     def totals(self, names: Collection[str], scale: Tensor) -> dict[str, Tensor]:
@@ -82,11 +95,29 @@ class UserRows:
         if order == 1:
             if gradients:
                 raise ValueError(f"gradients are bounded in ℓ2, not in ℓ1: {gradients}")
-            return counts.abs().sum(dim=1)
+            return tree_sum(counts.double().abs(), 1)
         if not gradients:
-            return _norms(counts)
+            return tree_sum(counts.double().square(), 1).sqrt()
         norms = self.gradients.norms(gradients)
-        return torch.hypot(norms, _norms(counts)) if counts.shape[1] else norms
+        if counts.shape[1]:
+            norms = (norms.square() + tree_sum(counts.double().square(), 1)).sqrt()
+        taken = self.gradients.unrounded(gradients)
+        return norms if taken is None else norms / (1.0 - taken).clamp(min=0.0)
+
+    def whole(
+        self, names: Collection[str], scale: Tensor
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Σ_k round(scale_k · block^k) of each named block, and every row's Σ z² over them."""
+        gradients = [name for name in names if name in GRADIENTS]
+        counted = [name for name in names if name not in GRADIENTS]
+        totals: dict[str, Tensor] = {}
+        squares: Tensor | None = scale.new_zeros(len(self))
+        if gradients:
+            totals, squares = self.gradients.whole(gradients, scale)
+        for name in counted:
+            totals[name], own = whole_sum(scale, self.counts[:, self.columns[name]])
+            squares = None if squares is None else squares + own
+        return totals, squares
 
     def totals(self, names: Collection[str], scale: Tensor) -> dict[str, Tensor]:
         """Σ_k s_k times each named block of row k, flat."""
@@ -166,7 +197,7 @@ class CellGradients:
     def norms(self, names: Collection[str]) -> Tensor:
         """See `Gradients`."""
         norms = [self._block_norms(name) for name in names]
-        return norms[0] if len(norms) == 1 else _norms(torch.stack(norms, dim=1))
+        return norms[0] if len(norms) == 1 else _added([n.square() for n in norms]).sqrt()
 
     def totals(self, names: Collection[str], scale: Tensor) -> dict[str, Tensor]:
         """See `Gradients`."""
@@ -175,17 +206,16 @@ class CellGradients:
     def _block_norms(self, name: str) -> Tensor:
         if name == GROUPS and self.partition:
             # Each cell is a group's own: no two of them add up.
-            norms = self._cell_norms[:, 1:]
-            return self._by_user((norms * norms).sum(dim=1)).sqrt()
+            return self._by_user(tree_sum(self._cell_norms[:, 1:].square(), 1)).sqrt()
         if name == GROUPS:
-            squares = self.gradients.new_zeros(self.users)
+            squares = self.gradients.new_zeros(self.users, dtype=torch.float64)
             for users, rows in self._group_rows:
                 norms = _norms(rows.flatten(1))
                 squares.index_add_(0, users, norms * norms)
             return squares.sqrt()
         places = slice(0, 1) if name == LOSS else slice(1, None)
         norms = self._cell_norms if self.one_cell_each else _last_norms(self._user_rows)
-        return _norms(norms[:, places])
+        return tree_sum(norms[:, places].square(), 1).sqrt()
 
     def _total(self, name: str, scale: Tensor) -> Tensor:
         # The very rows whose norms were taken: a sum of scaled cells that cancel would round to
@@ -204,6 +234,41 @@ class CellGradients:
             for users, rows in self._group_rows
         ]
         return torch.stack(groups, dim=1).reshape(-1)
+
+    def unrounded(self, names: Collection[str]) -> Tensor | None:
+        """See `Gradients`: rows are written down, and rounded to the nearest."""
+        return None
+
+    def whole(
+        self, names: Collection[str], scale: Tensor
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
+        """See `Gradients`."""
+        squares = scale.new_zeros(self.users)
+        totals: dict[str, Tensor] = {}
+        for name in names:
+            totals[name], own = self._whole(name, scale)
+            squares = squares + own
+        return totals, squares
+
+    def _whole(self, name: str, scale: Tensor) -> tuple[Tensor, Tensor]:
+        # The very rows whose norms were taken, as in `_total`.
+        if name == LOSS:
+            return whole_sum(scale, self._user_rows[:, 0])
+        if name == OVERALL:
+            overall = [whole_sum(scale, rows) for rows in self._user_rows[:, 1:].unbind(1)]
+            return torch.cat([t for t, _ in overall]), _added([s for _, s in overall])
+        if self.partition or self.one_cell_each:
+            own = scale[self.owner]
+            rates = [whole_sum(own, rows, self.member) for rows in self.gradients[:, 1:].unbind(1)]
+            squares = _added([s for _, s in rates]) * self.member.double().sum(dim=1)
+            return torch.stack([t for t, _ in rates]).reshape(-1), self._by_user(squares)
+        squares = scale.new_zeros(self.users)
+        groups = []
+        for users, rows in self._group_rows:
+            total, found = whole_sum(scale[users], rows.flatten(1))
+            groups.append(total.reshape(rows.shape[1:]))
+            squares = squares.index_add(0, users, found)
+        return torch.stack(groups, dim=1).reshape(-1), squares
 
     def block(self, name: str) -> Tensor:
         """See `Gradients`."""
@@ -264,8 +329,15 @@ class CellGradients:
 
 def _norms(rows: Tensor) -> Tensor:
     # In double precision: millions of float32 squares added up in float32 come out too small.
+    # Two rows at least: one alone may be cut into pieces for several threads, in another order.
+    if len(rows) == 1:
+        return _norms(rows.expand(2, -1))[:1]
     norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-    return norms.to(rows.dtype)
+    return norms
+
+
+def _added(values: list[Tensor]) -> Tensor:
+    return sum(values[1:], values[0])
 
 
 def _last_norms(rows: Tensor) -> Tensor:

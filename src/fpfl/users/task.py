@@ -7,6 +7,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from fpfl.data.schema import Schema
+from fpfl.users.precision import computing
 
 
 def loss(output: Tensor, labels: Tensor, schema: Schema) -> Tensor:
@@ -125,7 +126,9 @@ def check_model(model: nn.Module, schema: Schema, dtype: torch.dtype) -> None:
                 f"{name!r} is {value.dtype}: clip bounds and counts are not kept at that "
                 "precision. Use model.float()"
             )
-    _probe(model, schema, dtype)
+    parameter = next(model.parameters(), torch.zeros(()))
+    with computing("float32", parameter.device):  # what was set for all of torch would show here
+        _probe(model, schema, dtype)
 
 
 def _probe(model: nn.Module, schema: Schema, dtype: torch.dtype) -> None:

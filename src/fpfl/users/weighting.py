@@ -26,6 +26,7 @@ from torch import Tensor
 from fpfl.data.schema import Schema
 from fpfl.fairness.rates import Rate
 from fpfl.fairness.weights import Weights
+from fpfl.summing import tree_sum
 from fpfl.users.packing import Batch
 
 SHIFT = 0.1
@@ -69,7 +70,8 @@ class Weighting:
         b = weights.of_samples(batch.conditions, member)
         labels = torch.zeros_like(batch.labels) if self.slopes.shape[1] == 1 else batch.labels
         slopes = self.slopes.index_select(1, labels.long())
-        omega = (1.0 + (slopes * b).sum(dim=0)).clamp(weights.low, weights.high)
+        added = tree_sum(slopes * b, 0) if len(b) else torch.zeros_like(batch.real)
+        omega = (1.0 + added).clamp(weights.low, weights.high)
         most = weights.high - 1.0
         return replace(
             batch,

@@ -1,0 +1,159 @@
+r"""Does a user's vector keep its bits in any company? Tried before a private run begins.
+
+What a user sends is to be a function of that user alone. That is so by construction but for one
+thing: a kernel, called with a fixed shape, must compute a row the same way wherever it stands and
+whoever stands beside it. This is known of no kernel by contract, so it is tried: made-up users of
+many sizes are computed on the run's device, with its model, shapes and precision, all together, in
+parts and by themselves, and every bit must be the same. Where one is not, the run computes every
+user by itself: slower, and right with any kernel that gives the same for the same call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fpfl.data.federated import FederatedDataset
+from fpfl.data.schema import Schema
+from fpfl.fairness.weights import Weights
+from fpfl.users import task
+from fpfl.users.choice import made_up_batch
+from fpfl.users.engine import CohortEngine
+from fpfl.users.flat import FlatModel
+from fpfl.users.packing import Ints
+from fpfl.users.passes import Objective
+from fpfl.users.precision import computing
+from fpfl.users.steady import in_tiles, steady, tile_for
+
+SIZES = (1, 1, 2, 1, 3, 5, 2, 9, 1, 4, 14, 2, 1, 33, 6, 70)
+"""Samples of the made-up users: few and many, next to each other."""
+
+REFUSED = (
+    "on this device a user's numbers depend, in their last bits, on who else is computed with "
+    "them: every user is computed alone in this run, which is slower"
+)
+"""What a run says whose fast way was refused."""
+
+
+def checked(engine: CohortEngine) -> tuple[CohortEngine, str | None]:
+    """The engine, or one that computes users alone where the test fails, and why."""
+    if engine.alone or keeps_bits(engine):
+        return engine, None
+    return replace(engine, alone=True), REFUSED
+
+
+def keeps_bits(engine: CohortEngine) -> bool:
+    """Whether made-up users have the same vectors in any company, to the last bit."""
+    data = _made_up(engine)
+    trial = replace(engine, data=data)
+    rng = np.random.default_rng(0)
+    users = np.arange(len(SIZES))
+    some = rng.permutation(users)[: len(users) // 2]
+    generator = torch.Generator().manual_seed(2)
+    for spread in (0.0, 0.5):
+        w = engine.model.vector()
+        w = w + spread * w.std(unbiased=False) * torch.randn(
+            w.shape, generator=generator, dtype=torch.float64
+        ).to(w)
+        together = _rows(trial, w, users)
+        others = [_rows(trial, w, some), _rows(trial, w, np.setdiff1d(users, some))]
+        others += [_rows(trial, w, users[k : k + 1]) for k in (0, 6, 7, 13, 15)]
+        for norms, total, who in others:
+            if not all(torch.equal(norms[k], together[0][k]) for k in norms):
+                return False
+            rest = _rows(trial, w, np.setdiff1d(users, who))
+            if not torch.equal(together[1] - rest[1], total):
+                return False
+    return True
+
+
+def _rows(engine: CohortEngine, w: Tensor, users: Ints) -> tuple[dict[int, Tensor], Tensor, Ints]:
+    """The users' norms, and the sum of their vectors in whole numbers."""
+    norms: dict[int, Tensor] = {}
+    names = [name for name in engine.layout.shapes if name != "clipped"]
+    total = torch.zeros(engine.layout.size, dtype=torch.int64, device=w.device)
+    weights = None
+    if engine.form == "one-gradient":
+        rates, groups = len(engine.layout.rates), len(engine.layout.groups)
+        slopes = torch.linspace(-1.0, 1.0, rates * groups).reshape(rates, groups).to(w)
+        weights = Weights(slopes, slopes.new_full((rates,), 0.3), 0.2, 3.0)
+    for rows in engine.statistics(w, users, key=1, weights=weights):
+        each = rows.norms(names, 2)
+        norms |= dict(zip(rows.users.tolist(), each.unbind(), strict=True))
+        # As clipping would have it: nobody's numbers are larger than the step of rounding allows.
+        sums, _ = rows.whole(names, 2.0**30 / each.clamp(min=1.0))
+        for name, block in sums.items():
+            total[engine.layout.slices[name]] += block
+    return norms, total, users
+
+
+def _made_up(engine: CohortEngine) -> FederatedDataset:
+    """Samples that look like the schema's; nothing of the data."""
+    schema, model = engine.data.schema, engine.model
+    dtype = engine.data.input_dtype(model.vector().dtype)
+    batch = made_up_batch(model, Objective(schema), SIZES, dtype)
+    generator = torch.Generator().manual_seed(1)
+    codes = [
+        torch.randint(0, len(attribute.values), (sum(SIZES),), generator=generator)
+        for attribute in schema.attributes
+    ]
+    attributes = torch.stack(codes, dim=1) if codes else torch.zeros(sum(SIZES), 0).long()
+    labels = batch.labels
+    if schema.classes is None and schema.label_range is not None:
+        labels = labels.clamp(*schema.label_range)
+    offsets = torch.tensor([0, *np.cumsum(SIZES)])
+    plain = replace(schema, population=None)
+    data = FederatedDataset(batch.features, labels, attributes, offsets, plain)
+    return data.to(model.vector().device)
+
+
+class Outputs:
+    """A finished model's outputs on samples, a row's bits being its own.
+
+    Parameters
+    ----------
+    model
+        The model, in evaluation mode.
+    schema
+        What its samples look like.
+    """
+
+    def __init__(self, model: nn.Module, schema: Schema) -> None:
+        self.module, self.schema = steady(model).eval(), schema
+        parameter = next(model.parameters(), torch.zeros(()))
+        self.device, self.dtype = parameter.device, parameter.dtype
+        self._keeps: dict[torch.dtype, bool] = {}
+
+    def alone(self, dtype: torch.dtype) -> bool:
+        """Whether samples of different users must not be computed together."""
+        if dtype not in self._keeps:
+            with computing("float32", self.device):
+                self._keeps[dtype] = self._keeps_bits(dtype)
+        return not self._keeps[dtype]
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """The outputs of samples: of any users, or of one where they must be ``alone``."""
+        tile = len(features) if self.alone(features.dtype) else tile_for(self.schema.shape)
+        with torch.no_grad(), computing("float32", self.device):
+            return in_tiles(self._call, features, tile)
+
+    def _call(self, rows: Tensor) -> Tensor:
+        return task.flatten_output(self.module(rows), self.schema)
+
+    def _keeps_bits(self, dtype: torch.dtype) -> bool:
+        """Whether made-up samples have the same outputs in any place and company."""
+        tile = tile_for(self.schema.shape)
+        flat = FlatModel.of(self.module)
+        sizes = (2 * tile,)
+        rows = made_up_batch(flat, Objective(self.schema), sizes, dtype).features.to(self.device)
+        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
+        order = order.to(self.device)
+        with torch.no_grad():
+            plain = in_tiles(self._call, rows, tile)
+            mixed = in_tiles(self._call, rows[order], tile)
+            few = in_tiles(self._call, rows[order[:3]], tile)
+        same = torch.equal(plain[order].nan_to_num(), mixed.nan_to_num())
+        return same and torch.equal(few.nan_to_num(), mixed[:3].nan_to_num())

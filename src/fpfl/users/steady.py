@@ -1,0 +1,103 @@
+r"""Products whose rows keep their bits, whoever stands beside them.
+
+A kernel's result for a row may depend, in its last bits, on the number of rows, on the row's place
+and on where it lies in memory. What was seen on CPUs and GPUs: at one fixed number of rows, with
+widths that are multiples of 16 numbers, it depends on the row alone. So rows go through a model in
+tiles of one fixed size, and here both widths of a product are filled up with zeros.
+
+That a kernel behaves like this is an assumption; `fpfl.users.company` tries it on the device of a
+run before the run begins.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+
+WIDTH = 16
+"""Widths are filled up to a multiple of so many numbers."""
+
+TILE = 256
+"""Rows of a model's inputs that are computed together, where they are vectors."""
+
+SMALL_TILE = 64
+"""The same where a row is more than a vector: an image, a text."""
+
+
+def filled(rows: Tensor) -> Tensor:
+    """The last dimension filled up with zeros to a multiple of `WIDTH`."""
+    missing = -rows.shape[-1] % WIDTH
+    return functional.pad(rows, (0, missing)) if missing else rows
+
+
+def filled_rows(rows: Tensor, count: int) -> Tensor:
+    """The first dimension filled up with zeros to ``count``."""
+    missing = count - len(rows)
+    if missing <= 0:
+        return rows
+    return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
+
+
+def product(rows: Tensor, weight: Tensor) -> Tensor:
+    """``rows @ weight`` for rows (..., in) and a weight (in, out)."""
+    out = weight.shape[1]
+    flat = filled(rows.reshape(-1, rows.shape[-1]))
+    weight = filled(filled(weight).T).T
+    return (flat @ weight)[:, :out].reshape(*rows.shape[:-1], out)
+
+
+def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """What ``nn.Linear`` computes."""
+    output = product(rows, weight.T)
+    return output if bias is None else output + bias.to(output.dtype)
+
+
+def looked_up(tokens: Tensor, table: Tensor) -> Tensor:
+    """What ``nn.Embedding`` computes; NaN for a token that the table does not have.
+
+    An error would tell that somebody has such a token, and would end a GPU's process. What comes
+    of NaN is that this user sends zero.
+    """
+    bad = (tokens < 0) | (tokens >= len(table))
+    found = functional.embedding(tokens.masked_fill(bad, 0), table)
+    return found.masked_fill(bad.unsqueeze(-1), torch.nan)
+
+
+def steady(module: nn.Module) -> nn.Module:
+    """A copy of a model with these products and look-ups in its linear and embedding layers."""
+    module = copy.deepcopy(module)
+    for layer in module.modules():
+        plain = "forward" not in vars(layer)
+        if type(layer) is nn.Linear and plain:
+            layer.forward = partial(_linear, layer)  # type: ignore[method-assign]
+        if type(layer) is nn.Embedding and plain and layer.max_norm is None:
+            layer.forward = partial(_embedding, layer)  # type: ignore[method-assign]
+    return module
+
+
+def _linear(layer: nn.Linear, rows: Tensor) -> Tensor:
+    return linear(rows, layer.weight, layer.bias)
+
+
+def _embedding(layer: nn.Embedding, tokens: Tensor) -> Tensor:
+    weight = layer.weight
+    if layer.padding_idx is not None:  # its row gets no gradient
+        kept = torch.arange(len(weight), device=weight.device) != layer.padding_idx
+        weight = torch.where(kept.unsqueeze(1), weight, weight.detach())
+    return looked_up(tokens, weight)
+
+
+def in_tiles(call: Callable[[Tensor], Tensor], rows: Tensor, tile: int) -> Tensor:
+    """``call`` of rows, always with ``tile`` of them: the last ones are filled up with zeros."""
+    found = [call(filled_rows(part, tile))[: len(part)] for part in torch.split(rows, tile)]
+    return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def tile_for(shape: tuple[int, ...]) -> int:
+    """How many samples of a shape make a tile."""
+    return TILE if len(shape) == 1 else SMALL_TILE
