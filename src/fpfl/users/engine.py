@@ -250,6 +250,14 @@ class CohortEngine:
         """Whether the model has active dropout."""
         return task.has_dropout(self.model.module)
 
+    @property
+    def layered(self) -> bool:
+        """Whether all products with parameters are those of layers that are known here."""
+        if self.local is None:
+            return isinstance(self._pass, LayerPass)
+        chosen = chosen_pass(self.model, self._pass.objective, self._input_dtype)
+        return isinstance(chosen, LayerPass)
+
     @cached_property
     def _drawing(self) -> bool:
         """Whether torch draws masks itself: where layers have dropout inside, say."""
