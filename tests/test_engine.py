@@ -258,7 +258,7 @@ def test_every_path_equals_the_loop_in_float32(model, classes) -> None:
 @pytest.mark.parametrize("factored", [True, False])
 def test_both_forms_of_the_gradients_are_tested(factored) -> None:
     """Small users of a wide model are factored, large ones of a narrow model are not."""
-    sizes = [1, 2, 1] if factored else [9] * 6
+    sizes = [1, 2, 1] if factored else [19] * 6
     engine = make("perceptron", "one attribute", sizes, 2, 0)
     parts = list(engine.statistics(engine.model.vector(), np.arange(len(sizes))))
     assert all(isinstance(part.gradients, FactoredGradients) == factored for part in parts)

@@ -176,6 +176,7 @@ def train(
         standin=method.standin if isinstance(method, Broadcasting) else "loss",
         local=local,
         private=privacy is not None,
+        expected=cohort * (data.schema.samples_per_user or 1.0),
     )
     refused = None
     if privacy is not None:

@@ -24,8 +24,9 @@ from fpfl.users.passes import LayerPass, Objective, Pass, VmapPass, known_layers
 TOLERANCE = 1e-3
 """How far the two passes may differ on made-up samples, against a parameter's gradient: far above
 rounding, far below any mistake about what a layer does."""
-MOST_FACTORED = 64
-"""Users with more samples have their gradients written down in any case."""
+FACTORED = (12, 64)
+"""Users with up to so many samples are factored wherever they can be, since two ways in one cohort
+cost more than either; those with more than the other number have their gradients written down."""
 ROUNDING = 1e-6
 """Gradients below this part of the largest are zero that was rounded."""
 
@@ -230,7 +231,8 @@ def _few(widths: int, numbers: int) -> int:
     user's (1 + R) p gradients, reading them for the norm and reading them for the sum. By a user's
     own size, and nobody else's: the two ways do not round alike.
     """
-    return min(MOST_FACTORED, math.isqrt(max(0, 6 * numbers // (4 * widths))))
+    least, most = FACTORED
+    return min(most, max(least, math.isqrt(6 * numbers // (4 * widths))))
 
 
 class _Saved:

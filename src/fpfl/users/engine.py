@@ -34,12 +34,12 @@ from fpfl.users.choice import Costs, chosen_pass
 from fpfl.users.dropout import keyed
 from fpfl.users.factored import FactoredGradients
 from fpfl.users.flat import FlatModel
-from fpfl.users.layers import LayerError, repeatable_sums
+from fpfl.users.layers import LayerError
 from fpfl.users.layout import Basis, Form, Layout
 from fpfl.users.local import FederatedAveraging, LocalPass
 from fpfl.users.packing import Batch, Ints
 from fpfl.users.passes import LayerPass, Objective, Pass, VmapPass
-from fpfl.users.precision import Precision, computing
+from fpfl.users.precision import Precision, computing, repeatable_sums
 from fpfl.users.reading import Chunk, Reader
 from fpfl.users.rows import CellGradients, Gradients, UserRows
 from fpfl.users.steady import tile_for
@@ -83,6 +83,9 @@ class CohortEngine:
     alone
         Compute every user by itself: slow, and right with kernels whose bits depend on the
         company a row is in (`fpfl.users.company`).
+    expected
+        About how many samples a cohort has, from public numbers: rows are computed in tiles of
+        about so many.
     factoring
         Whether users with few samples may have their gradients kept as factors.
     """
@@ -101,6 +104,7 @@ class CohortEngine:
     local: FederatedAveraging | None = None
     private: bool = False
     alone: bool = False
+    expected: float = 0.0
     factoring: bool = True
     groups: Groups | None = field(init=False)
     layout: Layout = field(init=False)
@@ -291,7 +295,7 @@ class CohortEngine:
         if self.local is not None:
             return LocalPass(self.model, objective, self.local, dtype, units)
         apart = self.alone or (self.stochastic and not keyed(self.model.module))
-        tile = None if apart else tile_for(self.data.schema.shape)
+        tile = None if apart else tile_for(self.data.schema.shape, self.expected)
         return chosen_pass(self.model, objective, dtype, tile, units)
 
     @cached_property

@@ -24,8 +24,8 @@ and a sum of users is the sum of theirs. With M = Σ_i √(cᵢ² K_ii), the len
 without any cancelling,
 
 - cᵀ K c, rounded, is off by less than 2⁻⁴⁰ M²: that is added;
-- a user whose samples cancel to less than M/64 is scaled as if it had that norm, so that the terms
-  of its row add up to 64 bounds at most, and those of `AT_ONCE` users to less than 2⁵³ steps;
+- a user whose samples cancel to less than M/16 is scaled as if it had that norm, so that the terms
+  of its row add up to 16 bounds at most, and those of `AT_ONCE` users to less than 2⁵³ steps;
 - rounding to â moves the row by at most E = ½ n_k √(Q Σ_l out_l in_l 2³⁶) steps for Q weights a
   sample: that part of the bound is left free (`FactoredGradients.unrounded`).
 """
@@ -41,10 +41,12 @@ from typing import Self
 
 import numpy as np
 import torch
+import torch.nn.functional as functional
 from torch import Tensor
 
 from fpfl.summing import STEP_BITS, tree_sum, weighted_sum
 from fpfl.users.packing import Ints
+from fpfl.users.precision import repeatable_sums
 from fpfl.users.rows import LOSS, OVERALL
 
 INPUT_BITS, GRADIENT_BITS = 18, 20
@@ -53,11 +55,11 @@ INPUT_BITS, GRADIENT_BITS = 18, 20
 WIDEST = 2**12
 """Layers up to so wide have products below 2⁵³."""
 
-CANCELLED = 64.0
+CANCELLED = 16.0
 """A user counts as having at least this part of the length of its samples."""
 
-AT_ONCE = 128
-"""Users whose rows are added up in one product: 128 · 64 · 2³⁸ is 2⁵¹."""
+AT_ONCE = 512
+"""Users whose rows are added up in one product: 512 · 16 · 2³⁸ is 2⁵¹."""
 
 
 @dataclass(frozen=True)
@@ -83,21 +85,77 @@ class _Whole:
     @classmethod
     def of(cls, rows: Tensor, bits: int) -> _Whole:
         """Round rows to whole numbers up to 2^bits."""
-        rows = rows.double()
-        largest = rows.abs().amax(dim=-1)
-        _, exponent = torch.frexp(largest)
-        unit = torch.ldexp(torch.ones_like(largest), exponent - bits)
+        # A power of two that no number of the row reaches; halves are exact whatever the type.
+        exponent = torch.frexp(rows.abs().amax(dim=-1)).exponent
+        unit = torch.ldexp(torch.ones((), dtype=torch.float64, device=rows.device), exponent - bits)
         return cls((rows / unit.unsqueeze(-1)).round_(), unit)
 
-    def products(self, part: slice, users: int) -> Tensor:
-        """r_i · r_j of the samples of users with equally many each: (..., users, n, n)."""
-        numbers = self.numbers[..., part, :]
-        shape = numbers.shape[:-2]
-        numbers = numbers.reshape(-1, numbers.shape[-2] // users, numbers.shape[-1])
-        exact = torch.bmm(numbers, numbers.transpose(1, 2))
-        exact = exact.reshape(*shape, users, *exact.shape[1:])
-        unit = self.unit[..., part].reshape(*shape, users, -1)
-        return exact * unit.unsqueeze(-1) * unit.unsqueeze(-2)
+    def products(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
+        """r_i · r_i of all rows and r_i · r_j of the pairs: sums of whole numbers, exact."""
+        own = self.numbers.square().sum(dim=-1)
+        one, other = (self.numbers.index_select(-2, rows) for rows in (pairs.one, pairs.other))
+        both = one.mul_(other).sum(dim=-1)
+        units = [self.unit.index_select(-1, rows) for rows in (pairs.one, pairs.other)]
+        return own * self.unit.square(), both * (units[0] * units[1])
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The pairs of samples i < j of the same user.
+
+    ``one`` and ``other`` (P,) are their rows, ``owner`` (P,) is their user.
+    """
+
+    one: Tensor
+    other: Tensor
+    owner: Tensor
+
+    @classmethod
+    def of(cls, sizes: Ints, device: torch.device) -> Pairs:
+        """The pairs of users with the given numbers of samples, one user after the other."""
+        starts = np.cumsum(sizes) - sizes
+        left = np.arange(int(sizes.sum())) - np.repeat(starts, sizes)  # samples before this one
+        later = np.repeat(np.arange(len(left)), left)
+        # The first, second, ... of the samples before each.
+        first = np.repeat(starts, sizes) - (np.cumsum(left) - left)
+        earlier = first[later] + np.arange(len(later))
+        user = np.repeat(np.arange(len(sizes)), sizes)[later]
+        one, other, owner = torch.from_numpy(np.stack([earlier, later, user])).to(device)
+        return cls(one, other, owner)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A layer's gradients ĝ_i x̂_iᵀ, x̂ with a last column of ones for the bias where it has one.
+
+    ``places`` are where the columns of the product go: the weight's, then the bias's.
+    """
+
+    x: _Whole | None
+    g: _Whole
+    places: tuple[slice, ...]
+
+    @property
+    def unit(self) -> Tensor:
+        """What a whole number of ĝ x̂ᵀ stands for, (S, N)."""
+        return self.g.unit if self.x is None else self.g.unit * self.x.unit
+
+    @property
+    def widths(self) -> int:
+        """out · in 2³⁶, or out: the largest square of Σ over the outputs of ‖x̂‖²."""
+        out = self.g.numbers.shape[-1]
+        return int(out if self.x is None else out * self.x.numbers.shape[1] * 4**INPUT_BITS)
+
+    def put(self, total: Tensor, rows: slice | list[int], product: Tensor) -> None:
+        """Add a product (Q, out, in), or (Q, out), to where it belongs."""
+        if self.x is None:
+            total[rows, self.places[0]] += product
+            return
+        first, *rest = self.places
+        columns = (first.stop - first.start) // product.shape[1]
+        total[rows, first] += product[..., :columns].flatten(1)
+        for place in rest:
+            total[rows, place] += product[..., columns]
 
 
 @dataclass(frozen=True)
@@ -130,27 +188,29 @@ class FactoredGradients:
         return len(self.sizes)
 
     def norms(self, names: Collection[str]) -> Tensor:
-        """See `Gradients`; never less than the truth, nor than M/64."""
+        """See `Gradients`; never less than the truth, nor than M/16."""
         weights, seeds = self._weights(names)
-        found = []
-        for part, users, kernel in self._kernels:
-            c = weights[:, part].double().reshape(len(weights), users, -1)
-            each = kernel if len(kernel) == 1 else kernel[seeds]
-            table = tree_sum(each * c.unsqueeze(-1) * c.unsqueeze(-2), 0)
-            lengths = tree_sum(table.diagonal(dim1=1, dim2=2).sqrt(), 1).square()
-            squares = tree_sum(table.flatten(1), 1).clamp(min=0.0) + 2.0**-40 * lengths
-            found.append(torch.maximum(squares, lengths / CANCELLED**2).sqrt())
-        return torch.cat(found)
+        c = weights.double()
+        own, both = self._kernel
+        if len(own) > 1:
+            own, both = own[seeds], both[seeds]
+        pairs = [c.index_select(1, rows) for rows in (self._pairs.one, self._pairs.other)]
+        lengths = tree_sum(c.square() * own, 0)
+        products = tree_sum(pairs[0].mul_(pairs[1]) * both, 0)
+        with repeatable_sums(c.device):  # in the order of each user's samples
+            squares, masses = c.new_zeros(2, self.users).unbind()
+            squares.index_add_(0, self.owner, lengths).index_add_(0, self._pairs.owner, products)
+            masses.index_add_(0, self.owner, lengths.sqrt())
+        masses = masses.square_()
+        squares = squares.clamp_(min=0.0) + 2.0**-40 * masses
+        return torch.maximum(squares, masses / CANCELLED**2).sqrt_()
 
     def unrounded(self, names: Collection[str]) -> Tensor | None:
         """See `Gradients`: E, as a part of the bound."""
-        lengths = sum(
-            g.shape[2] * (1 if x is None else 4**INPUT_BITS * x.shape[1])
-            for x, g in ((factor.x, factor.g) for factor in self.factors)
-        )
         rows = len(self._weights(names)[0])
         sizes = torch.from_numpy(self.sizes).to(self.weights.device, torch.float64)
-        return sizes * (0.5 * math.sqrt(rows * lengths) * 2.0**-STEP_BITS)
+        widths = sum(layer.widths for layer in self._layers)
+        return sizes * (0.5 * math.sqrt(rows * widths) * 2.0**-STEP_BITS)
 
     def whole(
         self, names: Collection[str], scale: Tensor
@@ -159,20 +219,20 @@ class FactoredGradients:
         weights, seeds = self._weights(names)
         weights = weights * scale.index_select(0, self.owner)
         total = scale.new_zeros(len(weights), self.parameters, dtype=torch.int64)
-        for part in self._parts:
-            for x, g, place in self._whole:
-                unit = g.unit if x is None else g.unit * x.unit
-                for seed, rows in _selections(seeds, len(g.numbers)):
-                    c = weights[rows, part] * unit[seed, part]
-                    numbers = g.numbers[seed, part]
-                    # (Q, N) weights on (N, out) gradients, in whole steps.
-                    steps = (c.unsqueeze(2) * numbers).round_()
-                    if x is None:
-                        product = steps.sum(dim=1)
+        for layer in self._layers:
+            unit = layer.unit
+            for seed, rows in _selections(seeds, len(unit)):
+                # (Q, N) weights on (N, out) gradients, in whole steps.
+                c = (weights[rows] * unit[seed]).unsqueeze(2)
+                steps = (c * layer.g.numbers[seed]).round_().transpose(1, 2)
+                for part in self._parts:
+                    some = steps[..., part]
+                    if layer.x is None:
+                        product = some.sum(dim=2)
                     else:
-                        steps = steps.transpose(1, 2).reshape(-1, steps.shape[1])
-                        product = (steps @ x.numbers[part]).reshape(len(c), -1)
-                    total[rows, place] += product.long()
+                        flat = some.reshape(-1, some.shape[2]) @ layer.x.numbers[part]
+                        product = flat.reshape(*some.shape[:2], -1)
+                    layer.put(total, rows, product.long())
         counts = [len(self._block_weights(name)[0]) for name in names]
         found = torch.split(total, counts)
         return {n: t.reshape(-1) for n, t in zip(names, found, strict=True)}, None
@@ -228,14 +288,8 @@ class FactoredGradients:
         return torch.from_numpy(owner).to(self.weights.device)
 
     @cached_property
-    def _runs(self) -> list[tuple[slice, int, int]]:
-        """Runs of users with equally many samples: their rows, how many users, how many samples."""
-        runs, row = [], 0
-        for size, users in zip(*np.unique(self.sizes, return_counts=True), strict=True):
-            rows = int(size) * int(users)
-            runs.append((slice(row, row + rows), int(users), int(size)))
-            row += rows
-        return runs
+    def _pairs(self) -> Pairs:
+        return Pairs.of(self.sizes, self.weights.device)
 
     @cached_property
     def _parts(self) -> list[slice]:
@@ -245,41 +299,39 @@ class FactoredGradients:
         return [slice(int(edges[a]), int(edges[b])) for a, b in pairwise(bounds)]
 
     @cached_property
-    def _whole(self) -> list[tuple[_Whole | None, _Whole, slice]]:
-        """The factors in whole numbers; a layer's weight and bias share g."""
-        shared: dict[int, _Whole] = {}
-        found = []
+    def _layers(self) -> list[_Layer]:
+        """The layers in whole numbers; a weight and a bias share g."""
+        shared: dict[int, list[Factor]] = {}
         for factor in self.factors:
-            if id(factor.g) not in shared:
-                shared[id(factor.g)] = _Whole.of(factor.g, GRADIENT_BITS)
-            x = None if factor.x is None else _Whole.of(factor.x, INPUT_BITS)
-            found.append((x, shared[id(factor.g)], factor.place))
-        return found
+            shared.setdefault(id(factor.g), []).append(factor)
+        layers = []
+        for factors in shared.values():
+            g = _Whole.of(factors[0].g, GRADIENT_BITS)
+            weights = [factor for factor in factors if factor.x is not None]
+            rest = [factor for factor in factors if factor.x is None]
+            if not weights:
+                layers += [_Layer(None, g, (factor.place,)) for factor in rest]
+                continue
+            (weight,) = weights
+            x = weight.x
+            assert x is not None  # chosen for it
+            if rest:
+                x = functional.pad(x, (0, 1), value=1.0)
+            places = (weight.place, *(factor.place for factor in rest))
+            layers.append(_Layer(_Whole.of(x, INPUT_BITS), g, places))
+        return layers
 
     @cached_property
-    def _kernels(self) -> list[tuple[slice, int, Tensor]]:
-        """K (seeds, users, n, n) of every run of users."""
-        layers: dict[int, tuple[_Whole, list[_Whole | None]]] = {}
-        for x, g, _ in self._whole:
-            layers.setdefault(id(g), (g, []))[1].append(x)
-        found = []
-        for part, users, _ in self._runs:
-            kernel: Tensor | None = None
-            for g, inputs in layers.values():
-                own = g.products(part, users)
-                both = tree_sum(
-                    torch.stack(
-                        [
-                            torch.ones_like(own[0]) if x is None else x.products(part, users)
-                            for x in inputs
-                        ]
-                    ),
-                    0,
-                )
-                kernel = own * both if kernel is None else kernel + own * both
-            assert kernel is not None  # a model has parameters
-            found.append((part, users, kernel))
-        return found
+    def _kernel(self) -> tuple[Tensor, Tensor]:
+        """K_ii (seeds, N) and 2 K_ij (seeds, P) of the pairs."""
+        lengths = products = torch.zeros((), dtype=torch.float64, device=self.weights.device)
+        for layer in self._layers:
+            own, both = layer.g.products(self._pairs)
+            if layer.x is not None:
+                lone, pairs = layer.x.products(self._pairs)
+                own, both = own * lone, both * pairs
+            lengths, products = lengths + own, products + both
+        return lengths, products * 2.0
 
     def _weights(self, names: Collection[str]) -> tuple[Tensor, list[int]]:
         """Blocks' gradients as weights of samples (Q, N), and the seed each belongs to."""

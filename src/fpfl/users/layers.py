@@ -16,8 +16,6 @@ split by cell: as batched products over the rectangles of a packing.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -28,6 +26,7 @@ from torch import Tensor, nn
 from fpfl.summing import tree_sum
 from fpfl.users import steady
 from fpfl.users.packing import Bucket
+from fpfl.users.precision import repeatable_sums
 
 
 @dataclass
@@ -139,19 +138,6 @@ class _Recorded(torch.autograd.Function):
         ctx.call.g.append(g)
         dx = ctx.recorder.input_gradient(ctx.call, g) if ctx.needs_input_grad[0] else None
         return dx, None, None, None
-
-
-@contextmanager
-def repeatable_sums(device: torch.device) -> Iterator[None]:
-    """Have ``index_add_`` add in the order of its rows on a GPU, too, as a CPU does."""
-    before = torch.are_deterministic_algorithms_enabled()
-    warn = torch.is_deterministic_algorithms_warn_only_enabled()
-    if device.type == "cuda":
-        torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before, warn_only=warn)
 
 
 def put(place: Tensor, value: Tensor, add: bool) -> None:

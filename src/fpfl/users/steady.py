@@ -12,6 +12,7 @@ run before the run begins.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -22,8 +23,9 @@ from torch import Tensor, nn
 WIDTH = 16
 """Widths are filled up to a multiple of so many numbers."""
 
-TILE = 256
-"""Rows of a model's inputs that are computed together, where they are vectors."""
+TILES = (256, 2048)
+"""The least and the most rows of a model's inputs that are computed together, where they are
+vectors."""
 
 SMALL_TILE = 64
 """The same where a row is more than a vector: an image, a text."""
@@ -98,6 +100,12 @@ def in_tiles(call: Callable[[Tensor], Tensor], rows: Tensor, tile: int) -> Tenso
     return found[0] if len(found) == 1 else torch.cat(found)
 
 
-def tile_for(shape: tuple[int, ...]) -> int:
-    """How many samples of a shape make a tile."""
-    return TILE if len(shape) == 1 else SMALL_TILE
+def tile_for(shape: tuple[int, ...], expected: float = 0.0) -> int:
+    """How many samples of a shape make a tile, where so many are expected in a cohort.
+
+    From public numbers alone: what a cohort really has would change everybody's last bits.
+    """
+    if len(shape) != 1:
+        return SMALL_TILE
+    least, most = TILES
+    return int(min(most, max(least, 2 ** math.ceil(math.log2(max(1.0, expected))))))
