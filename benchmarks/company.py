@@ -84,8 +84,14 @@ def main() -> None:
         }
         print(f"{case}: {1e3 * medians['here']:.2f} ms, before {1e3 * medians['against']:.2f} ms, "
               f"ratio {found[case]['ratio']:.2f}")  # fmt: skip
-    what = {"date": date.today().isoformat(), "hardware": "2 CPU cores, one thread used",
-            "torch": torch.__version__, "seed": 0, "turns": given.turns, "cases": found}  # fmt: skip
+    what = {
+        "date": date.today().isoformat(),
+        "hardware": "2 CPU cores, one thread used",
+        "torch": torch.__version__,
+        "seed": 0,
+        "turns": given.turns,
+        "cases": found,
+    }
     given.out.write_text(json.dumps(what, indent=2) + "\n", encoding="utf-8")
 
 

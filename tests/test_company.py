@@ -190,3 +190,96 @@ def test_masks_are_a_samples_own() -> None:
     one = whole(engine, w, [1], key=1)
     assert torch.equal(one, whole(engine, w, [1], key=1))
     assert not torch.equal(one, whole(engine, w, [1], key=2))
+
+
+def damaged(kind: str, data: FederatedDataset, user: int) -> FederatedDataset:
+    """The same with one sample of a user that is not what the schema declares."""
+    features, labels = data.features.clone(), data.labels.clone()
+    attributes, row = data.attributes.clone(), int(data.offsets[user])
+    if kind == "token":
+        features[row] = TOKENS + 5
+    elif kind == "negative token":
+        features[row] = -1
+    elif kind == "number":
+        features[row] = torch.nan
+    elif kind == "label":
+        labels[row] = 9
+    else:
+        attributes[row] = 7
+    return FederatedDataset(features, labels, attributes, data.offsets, data.schema, checked=False)
+
+
+@pytest.mark.parametrize(
+    ("way", "kind"),
+    [("bag", "token"), ("bag", "negative token"), ("lstm", "token"), ("deep", "number"),
+     ("deep", "label"), ("deep", "attribute"), ("convolutional", "label"), ("lstm", "label")],
+)  # fmt: skip
+def test_a_user_with_bad_data_sends_zero_and_nobody_notices(way, kind, caplog, recwarn) -> None:
+    engine, w = made(way, "random", [3, 2, 5, 1, 4], 3, "one attribute", 0)
+    users = np.arange(5)
+    rest = whole(engine, w, np.delete(users, 2))
+    recwarn.clear()
+    bad = replace(engine, data=damaged(kind, engine.data, 2))
+    assert torch.equal(whole(bad, w, users), rest)
+    assert not caplog.records
+    assert not [each for each in recwarn.list if "performance drop" not in str(each.message)]
+
+
+def test_an_error_of_the_model_is_its_users_alone(monkeypatch) -> None:
+    """Whatever a kernel raises: that user sends zero, and the others what they would have sent."""
+    engine, w = made("deep", "random", [3, 2, 5, 1, 4], 2, "one attribute", 0)
+    users = np.arange(5)
+    rest = whole(engine, w, np.delete(users, 2))
+    real = CohortEngine._compute
+
+    def failing(self: CohortEngine, w: Tensor, chunk, weights):
+        if 2 in chunk.users:
+            raise RuntimeError("out of memory")
+        return real(self, w, chunk, weights)
+
+    monkeypatch.setattr(CohortEngine, "_compute", failing)
+    assert torch.equal(whole(engine, w, users), rest)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        whole(replace(engine, private=False), w, users)
+
+
+def test_a_user_too_large_for_local_steps_is_cut_by_a_rule_of_its_own() -> None:
+    local = FederatedAveraging(2, 0.1)
+    engine, w = made("deep", "random", [3000, 2, 5], 2, "none", 0, local=local, memory=10**6)
+    assert engine._reader._most < 3000
+    together = whole(engine, w, [0, 1, 2])
+    assert torch.equal(together, whole(engine, w, [0]) + whole(engine, w, [1, 2]))
+
+
+def test_globals_of_torch_do_not_reach_a_users_numbers() -> None:
+    engine, w = made("deep", "random", [3, 20, 5], 2, "one attribute", 0)
+    before = whole(engine, w, [0, 1, 2])
+    torch.set_float32_matmul_precision("medium")
+    try:
+        again = whole(engine, w, [0, 1, 2])
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert torch.equal(before, again)
+
+
+def test_the_self_test_finds_norms_that_depend_on_the_company(monkeypatch) -> None:
+    """Broken the way 0.1.0 was, an engine is refused."""
+    engine, _ = made("deep", "random", [3, 2], 2, "one attribute", 0)
+    assert company.keeps_bits(engine)
+    real = FactoredGradients.norms
+
+    def inflated(self: FactoredGradients, names):
+        return real(self, names) * (1 + 12 * 2.0**-23 * int(self.sizes.max()))
+
+    monkeypatch.setattr(FactoredGradients, "norms", inflated)
+    assert not company.keeps_bits(engine)
+    alone, why = company.checked(engine)
+    assert alone.alone
+    assert "computed alone" in why
+
+
+@pytest.mark.parametrize("way", ["lstm", "gru", "rnn", "attention"])
+def test_unknown_layers_are_computed_user_by_user(way) -> None:
+    engine, w = made(way, "random", [3, 2, 4], 2, "one attribute", 0)
+    assert engine.alone
+    assert [len(part.users) for part in engine.statistics(w, np.arange(3))] == [1, 1, 1]

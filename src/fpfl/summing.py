@@ -32,9 +32,7 @@ AT_ONCE = {"cpu": 2**17, "cuda": 2**25}
 """Numbers that are rounded together: what fits a processor's cache, or keeps a GPU busy."""
 
 
-def whole_sum(
-    weights: Tensor, rows: Tensor, member: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def whole_sum(weights: Tensor, rows: Tensor, member: Tensor | None = None) -> tuple[Tensor, Tensor]:
     r"""Round every row on its own and add up: Σ_k z^k with z^k = round(weights_k · row_k).
 
     Parameters

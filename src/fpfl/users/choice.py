@@ -1,7 +1,7 @@
 r"""Which pass a model gets, and what rows and users cost with it.
 
-Costs are rough on purpose: only speed and memory depend on them. They are read off the model and the
-schema, never off data.
+Costs are rough on purpose: only speed and memory depend on them. They are read off the model and
+the schema, never off data.
 """
 
 from __future__ import annotations

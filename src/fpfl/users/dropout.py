@@ -49,7 +49,8 @@ class Keyed:
         bits = _mixed(self.keys.unsqueeze(1) + _mixed(numbers))
         kept = (bits & (2**_BITS - 1)) >= round(layer.p * 2**_BITS)
         scale = 0.0 if layer.p == 1.0 else 1.0 / (1.0 - layer.p)
-        return x * (kept.reshape(x.shape) * scale).to(x.dtype)
+        mask: Tensor = (kept.reshape(x.shape) * scale).to(x.dtype)
+        return x * mask
 
 
 def _mixed(state: Tensor) -> Tensor:

@@ -196,9 +196,7 @@ class CohortEngine:
             return
         yield computed
 
-    def _one_by_one(
-        self, w: Tensor, chunk: Chunk, weights: Weights | None
-    ) -> Iterator[UserRows]:
+    def _one_by_one(self, w: Tensor, chunk: Chunk, weights: Weights | None) -> Iterator[UserRows]:
         """The users of a chunk that cannot be computed together; who cannot at all sends zero."""
         if len(chunk.users) == 1:
             yield self._nothing(w, chunk)
@@ -247,7 +245,7 @@ class CohortEngine:
 
     def _seed(self, chunk: Chunk) -> int:
         """What torch's own dropout is drawn from, where a chunk is one user."""
-        return hashed(chunk.key, int(chunk.users[0]), int(chunk.batch.samples[0]))
+        return int(hashed(chunk.key, int(chunk.users[0]), int(chunk.batch.samples[0])))
 
     @cached_property
     def stochastic(self) -> bool:

@@ -85,9 +85,10 @@ class _Whole:
     @classmethod
     def of(cls, rows: Tensor, bits: int) -> _Whole:
         """Round rows to whole numbers up to 2^bits."""
-        # A power of two that no number of the row reaches; halves are exact whatever the type.
-        exponent = torch.frexp(rows.abs().amax(dim=-1)).exponent
-        unit = torch.ldexp(torch.ones((), dtype=torch.float64, device=rows.device), exponent - bits)
+        # 2^(e − bits) by its bits, for 2^e that no number of the row reaches: a power function
+        # need not be exact.
+        exponent = torch.frexp(rows.abs().amax(dim=-1)).exponent.long()
+        unit = ((exponent + (1023 - bits)).clamp_(1, 2046) << 52).view(torch.float64)
         return cls((rows / unit.unsqueeze(-1)).round_(), unit)
 
     def products(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
@@ -264,13 +265,15 @@ class FactoredGradients:
     def without(self, bad: Tensor) -> Self:
         """See `Gradients`."""
         rows = bad[self.owner].unsqueeze(1)
+        # A weight and a bias go on sharing their g: by that they are known as one layer.
+        shared = {id(f.g): f.g.masked_fill(rows, 0.0) for f in self.factors}
         return replace(
             self,
             factors=[
-                replace(
-                    factor,
-                    x=None if factor.x is None else factor.x.masked_fill(rows, 0.0),
-                    g=factor.g.masked_fill(rows, 0.0),
+                Factor(
+                    None if factor.x is None else factor.x.masked_fill(rows, 0.0),
+                    shared[id(factor.g)],
+                    factor.place,
                 )
                 for factor in self.factors
             ],

@@ -87,10 +87,15 @@ def _joined(layer: tuple[list[Call], ...]) -> list[Call]:
         Call(
             torch.cat([call.x for call in same]),
             [torch.cat(g) for g in zip(*(call.g for call in same), strict=True)],
-            None if same[0].seen is None else torch.cat([c.seen for c in same if c.seen is not None]),
+            _joined_seen([call.seen for call in same]),
         )
         for same in zip(*layer, strict=True)
     ]
+
+
+def _joined_seen(seen: list[Tensor | None]) -> Tensor | None:
+    there = [each for each in seen if each is not None]
+    return torch.cat(there) if there else None
 
 
 @dataclass

@@ -133,13 +133,22 @@ class Batch:
 
     def part(self, rows: slice, count: int) -> Batch:
         """Some of its rows, filled up to ``count`` with rows of zeros."""
-        part = [
-            filled_rows(each[rows], count)
-            for each in (self.samples, self.features, self.labels, self.real)
-        ]
-        conditions = filled_rows(self.conditions[:, rows].T, count).T
-        keys = None if self.keys is None else filled_rows(self.keys[rows], count)
-        return Batch(self.packing, *part, conditions, filled_rows(self.cell[rows], count), keys)
+
+        def some(each: Tensor) -> Tensor:
+            return filled_rows(each[rows], count)
+
+        if rows == slice(0, count) and count == len(self.features):
+            return self
+        return Batch(
+            self.packing,
+            self.samples[rows],
+            some(self.features),
+            some(self.labels),
+            some(self.real),
+            filled_rows(self.conditions[:, rows].T, count).T,
+            some(self.cell),
+            None if self.keys is None else some(self.keys),
+        )
 
     def to(self, device: torch.device) -> Batch:
         """The same on another device."""

@@ -7,9 +7,9 @@ one forward pass among them and return the same numbers:
   layer (`fpfl.users.layers`). For models made of layers that it knows.
 - `VmapPass`: ``vmap(jacrev)`` over the cells of each bucket. For any model.
 
-Both call their kernels with shapes that do not depend on who else is in the cohort: so many rows, or
-so many cells, at a time, the last ones filled up (`fpfl.users.steady`). Without such a number they
-take all at once, which is for one user alone.
+Both call their kernels with shapes that do not depend on who else is in the cohort: so many rows,
+or so many cells, at a time, the last ones filled up (`fpfl.users.steady`). Without such a number
+they take all at once, which is for one user alone.
 """
 
 from __future__ import annotations
@@ -135,9 +135,7 @@ class VmapPass:
 
     steps = 2
 
-    def __init__(
-        self, model: FlatModel, objective: Objective, units: int | None = None
-    ) -> None:
+    def __init__(self, model: FlatModel, objective: Objective, units: int | None = None) -> None:
         self.model = replace(model, module=steady(model.module))
         self.objective = objective
         self.units = units

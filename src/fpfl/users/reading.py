@@ -271,8 +271,8 @@ class Reader:
             broken[(cell if packed.one_cell_each else owner[cell])[~sound]] = True
         keys = None
         if self.seeded:
-            keys = torch.from_numpy(hashed(key, users[_users_of(packed, cell)], samples.cpu().numpy()))
-            keys = keys.to(device)
+            whose = users[_users_of(packed, cell)]
+            keys = torch.from_numpy(hashed(key, whose, samples.cpu().numpy())).to(device)
         rates = len(self.rates)
         member = marks[:, rates:]
         whole = factored or self.whole
