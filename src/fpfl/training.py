@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -178,7 +178,8 @@ def train(
     )
     blocks = clipping.blocks(constrained=constraint is not None, selection=True) if clipping else ()
     where = None if folder is None else as_run_folder(folder)
-    plan, declared = None, {}
+    plan = None
+    declared: dict[str, Any] = {}
     if privacy is not None:
         # A run that goes on keeps its noise, whatever T is now.
         settled = privacy if where is None else noise_kept(where, privacy)
