@@ -142,6 +142,7 @@ def summary(values: dict[str, Any]) -> str:
             *lines,
             f"Users who withdrew: {values['withdrawn']:,}.",
             "The budget holds against those who see what the runs release, not against a server "
-            "that knows who took part when: see each run's privacy statement.",
+            "that knows who took part when: see each run's privacy statement. Small terms of δ are "
+            "there, too, and add to the one above.",
         ]
     )

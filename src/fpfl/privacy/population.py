@@ -199,7 +199,8 @@ class PopulationLedger:
         indices = []
         for user in users:
             index = whole_number("a user", user, least=0, hint="give indices of users")
-            if index >= self.population:
+            # Where it is hidden who takes part, there may be more users than were declared.
+            if index >= self.population and self.neighbours != "add-remove":
                 raise ValueError(
                     f"there is no user {index} among {self.population}: indices run from 0 to "
                     f"{self.population - 1}. Nothing was recorded."
