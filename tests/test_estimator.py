@@ -150,7 +150,8 @@ def test_rows_in_another_order_are_the_same_users_and_groups() -> None:
             X.iloc[order], y.iloc[order], sensitive_features=s.iloc[order], users=ids[order]
         )
         assert np.allclose(one.decision_function(X), other.decision_function(X), atol=1e-6)
-    assert one.schema_.population == len(np.unique(users))
+    assert one.schema_.population is None  # it was counted, and nobody declared it
+    assert one.run_.settings["population"] == len(np.unique(users))
     assert one.schema_.samples_per_user == 400 / len(np.unique(users))
     alone = FairPrivateClassifier(**settings).fit(X, y, sensitive_features=s)
     assert alone.schema_.population == 400

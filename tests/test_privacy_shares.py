@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from fpfl.privacy.aggregation import Aggregation
 from fpfl.privacy.filter import Mechanism, PrivacyFilter, good_order
 from fpfl.privacy.plan import Block, PrivacyPlan
+from fpfl.privacy.server import ServerLimit
 from fpfl.privacy.settings import Privacy
 from fpfl.privacy.shares import (
     BETA,
@@ -174,7 +175,7 @@ def test_what_a_filter_says_of_federations():
     said = plan(convention="picked", noise_multiplier=5.0, rounds=5).statement(False, False)
     limit = PrivacyFilter(3.0, said.delta, good_order(3.0, said.delta))
     mechanism = Mechanism.of(plan(convention="picked", noise_multiplier=5.0, rounds=5))
-    changed = said.filtered(limit, {mechanism: 12}, 1)
+    changed = said.filtered(limit, ServerLimit(mechanism, 12, said.delta), {mechanism: 12}, 1)
     assert changed.participations == 12
     assert changed.epsilon_server == 3.0
     assert changed.delta_server == 2 * limit.delta

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from fpfl.training import FpflWarning, train
     from fpfl.users.local import FederatedAveraging
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 _HOMES = {
     "fpfl.data": (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, is_dataclass, replace
 from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
@@ -198,7 +198,7 @@ def check_settings(
 
     The latter looks at data, where that is allowed.
     """
-    check_numbers(data.population, cohort, rounds, samples_per_user, learning_rate)
+    check_numbers(data.K, cohort, rounds, samples_per_user, learning_rate)
     if constraint is None:
         return
     schema = data.schema
@@ -269,9 +269,27 @@ def smallest_count(third_party: Noisy, layout: Layout) -> float:
 
 
 def chosen_sampling(
+    sampling: Sampling | None, plan: PrivacyPlan | None, data: FederatedDataset, cohort: int
+) -> PoissonSampling | FixedSizeSampling:
+    """How cohorts are drawn: as the plan's accountant assumes, or as asked, or Poisson.
+
+    Over all users that there are. Where K is declared these may be more: Poisson cohorts draw
+    each of them with probability m/K; for cohorts of a fixed size K must be right.
+    """
+    chosen = _kind_of_sampling(sampling, plan, data.K, cohort)
+    if data.population == data.K:
+        return chosen
+    if isinstance(chosen, PoissonSampling):
+        return replace(chosen, listed=data.population)
+    raise ValueError(
+        f"there are {data.population} users, and the schema declares {data.K}; cohorts of a fixed "
+        "size are drawn from exactly K. Correct the number, or use Poisson cohorts"
+    )
+
+
+def _kind_of_sampling(
     sampling: Sampling | None, plan: PrivacyPlan | None, population: int, cohort: int
 ) -> PoissonSampling | FixedSizeSampling:
-    """How cohorts are drawn: as the plan's accountant assumes, or as asked, or Poisson."""
     if plan is not None:
         chosen = plan.sampling
         wanted = {"poisson": PoissonSampling, "without-replacement": FixedSizeSampling}

@@ -22,6 +22,7 @@ from fpfl.privacy.aggregation import Aggregation
 from fpfl.privacy.filter import Mechanism, good_order
 from fpfl.privacy.ledger import RunLedger
 from fpfl.privacy.plan import PrivacyPlan
+from fpfl.privacy.remarks import ALONE, KERNELS, Beyond
 from fpfl.privacy.settings import Privacy
 from fpfl.privacy.statement import PrivacyStatement, round_up
 from fpfl.privacy.terms import Terms
@@ -153,8 +154,14 @@ def statement(
     seeded_noise: bool,
     seeded_cohorts: bool,
     aggregation: Aggregation | None = None,
+    *,
+    size: int,
+    declared: bool | None,
 ) -> PrivacyStatement | None:
-    """What a run promises: as planned, or what the filter of changed settings kept to."""
+    """What a run promises: as planned, or what the filter of changed settings kept to.
+
+    ``size`` is that of v, ``declared`` says whether K was.
+    """
     if plan is None:
         return None
     limit = None if ledger is None else ledger.filter
@@ -163,10 +170,18 @@ def statement(
         plan = plan.with_rounds(ledger.planned)
     said = plan.statement(seeded_noise=seeded_noise, seeded_cohorts=seeded_cohorts)
     said = replace(said, aggregation=aggregation)
-    if ledger is None:
-        return said
-    if limit is not None:
-        said = said.filtered(limit, ledger.charges, len(ledger.changes))
-    if ledger.population is not None:
+    rounds = plan.rounds
+    if ledger is not None and limit is not None and ledger.server is not None:
+        said = said.filtered(limit, ledger.server, ledger.charges, len(ledger.changes))
+        rounds = max(ledger.server.rounds, ledger.spent)
+    said = said.of_run(
+        Beyond(
+            numbers=rounds * size,
+            declared=declared,
+            contributions=ALONE if ledger is None else ledger.contributions,
+            assumptions=(KERNELS,) if aggregation is None else (),
+        )
+    )
+    if ledger is not None and ledger.population is not None:
         said = replace(said, population_ledger=ledger.population.summary())
     return said

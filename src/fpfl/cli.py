@@ -9,6 +9,7 @@ import json
 import sys
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -107,10 +108,17 @@ def demo(
         console.print(f"{r.name}: {r.what}", highlight=False)
     picture = draw_demo(runs, out / "fnr.png")
     save_demo(runs, out, about_this_run("fpfl demo", time.perf_counter() - start))
-    for statement in dict.fromkeys(str(r.run.privacy) for r in runs if r.run.privacy):
-        names = " and ".join(r.name for r in runs if str(r.run.privacy) == statement)
+    # Said once where all that differs are small terms of δ, with the largest of them.
+    said = {
+        r.name: (str(replace(r.run.privacy, delta_terms=())), r.run.privacy)
+        for r in runs
+        if r.run.privacy
+    }
+    for alike in dict.fromkeys(text for text, _ in said.values()):
+        names = " and ".join(name for name, (text, _) in said.items() if text == alike)
+        statement = max((p for text, p in said.values() if text == alike), key=lambda p: p.delta)
         console.print(f"\nPrivacy of {names}:", highlight=False)
-        for line in statement.splitlines():
+        for line in statement.lines():
             console.print(f"  {line}", highlight=False, soft_wrap=True)
     for r in runs:
         for note in r.run.warnings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -156,8 +157,11 @@ def withdraw(
     from fpfl.server.withdrawals import withdraw as note
 
     if where.is_dir():
-        population = read_about(where)["settings"]["population"]
-        wrong = [user for user in users if not 0 <= user < population]
+        settings = read_about(where)["settings"]
+        population = settings["population"]
+        # There may be more users than were declared.
+        last = math.inf if settings.get("population_declared") else population
+        wrong = [user for user in users if not 0 <= user < last]
         if wrong:
             raise ValueError(f"there are no users {wrong}; indices run from 0 to {population - 1}")
         note(where, users)

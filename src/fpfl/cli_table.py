@@ -88,7 +88,7 @@ def planned(options: TableOptions, folder: Path, partition_seed: int) -> Planned
     sections = _sections(options, schema)
     config = config_of(_text(sections, schema), "the options of fpfl train")
     people, test = loaded = load_data(config, folder, partition_seed)
-    _fill(sections, config, options, _public(options, people), people.population)
+    _fill(sections, config, options, _public(options, people), people.K)
     text = f"# fpfl train --data {options.data.name}\n{_text(sections, schema)}"
     config = config_of(text, "the options of fpfl train")
     notes = _notes(options, schema, origin, people, tested=test is not None)

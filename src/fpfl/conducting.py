@@ -214,7 +214,14 @@ def conduct(
             model=with_parameters(settled.flat, outcome.w),
             history=outcome.history,
             privacy=statement(
-                plan, ledger, noise_seed is not None, seeded_cohorts, settled.aggregation
+                plan,
+                ledger,
+                noise_seed is not None,
+                seeded_cohorts,
+                settled.aggregation,
+                size=settled.layout.size,
+                # A federation's K is in its agreement, before there is any data.
+                declared=settled.settings.get("population_declared", settled.aggregation and True),
             ),
             selected=outcome.selected,
             constraint=settled.constraint,

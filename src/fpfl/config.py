@@ -243,9 +243,7 @@ def _learning_rate(t: TrainingConfig, p: PrivacyConfig, data: FederatedDataset) 
     blocks = clipping.blocks(constrained=True, selection=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # training itself will say what there is to say
-        plan = privacy.plan(
-            population=data.population, cohort=t.cohort, rounds=t.rounds, blocks=blocks
-        )
+        plan = privacy.plan(population=data.K, cohort=t.cohort, rounds=t.rounds, blocks=blocks)
     declared = data.schema.samples_per_user
     samples = declared and min(declared, t.samples_per_user or declared)
     return suggested_learning_rate(clipping, plan.noise_multiplier, t.cohort, t.rounds, samples)

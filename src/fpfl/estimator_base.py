@@ -132,7 +132,9 @@ class FairPrivateBase(BaseEstimator):  # type: ignore[misc]
         attributes, codes = sensitive_columns(
             sensitive_features, len(X), wanted=self.constraint is not None
         )
-        numbers = user_numbers(users, len(X), population)
+        # Where it is hidden who takes part, nobody is told that there are more than declared.
+        most = None if neighbours == "add-remove" else population
+        numbers = user_numbers(users, len(X), most)
         seen = int(numbers.max()) + 1
         names = getattr(self, "feature_names_in_", None)
         schema = Schema(
@@ -142,7 +144,7 @@ class FairPrivateBase(BaseEstimator):  # type: ignore[misc]
             label_range=label_range,
             attributes=attributes,
             feature_names=None if names is None else tuple(map(str, names)),
-            population=population or seen,
+            population=population,
             samples_per_user=len(X) / (population or seen),
         )
         constraint = chosen_constraint(self.constraint, self.tolerance, schema)
@@ -185,15 +187,15 @@ class FairPrivateBase(BaseEstimator):  # type: ignore[misc]
             rounds = PLAIN_ROUNDS if self.epsilon is None and constraint is None else ROUNDS
         if self.random_state is not None:
             seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        cohort = chosen_cohort(data.population) if self.cohort is None else whole(self.cohort)
-        check_numbers(data.population, cohort, rounds, None, 1.0)
+        cohort = chosen_cohort(data.K) if self.cohort is None else whole(self.cohort)
+        check_numbers(data.K, cohort, rounds, None, 1.0)
         privacy = None
         if self.epsilon is not None:
             clip = chosen_clip(self.clip, constraint, schema)
             privacy = Privacy(self.epsilon, None, clip, self.delta, neighbours=neighbours)
         rate = self.learning_rate
         if rate is None:
-            rate = chosen_rate(privacy, constraint, schema, data.population, cohort, rounds)
+            rate = chosen_rate(privacy, constraint, schema, data.K, cohort, rounds)
             # The rules are for gradients divided by m; this is the same step for any divisor.
             rate *= public_normaliser(self.normaliser, cohort, schema) / cohort
         method = self.method

@@ -22,6 +22,7 @@ from fpfl.folder import (
 from fpfl.privacy.filter import Mechanism
 from fpfl.privacy.ledger import RunLedger
 from fpfl.privacy.population import PopulationLedger
+from fpfl.privacy.remarks import BEFORE_REFUSED
 from fpfl.server.journal import Journal, Past, begin_state, check_charges, read_past
 from fpfl.server.ranks import Ranks
 from fpfl.server.state import CLASSES, ServerState
@@ -153,6 +154,9 @@ def _check_first(folder: RunFolder, begun: Begun, state: ServerState) -> None:
     """
     path = folder.path
     about = read_about(path)
+    before = look(path)
+    if before.terms is not None and before.contributions is None:
+        raise ValueError(BEFORE_REFUSED.format(path=path))
     changed = begun.differing(read_fingerprints(path))
     if about["strict"] and changed:
         raise ValueError(
@@ -187,7 +191,8 @@ def _check_first(folder: RunFolder, begun: Begun, state: ServerState) -> None:
                 f"{kinds[1]} cannot go on with: resume it with {kinds[0]}"
             )
     users, population = read_withdrawals(path / WITHDRAWALS), begun.settings["population"]
-    if users and max(users) >= population:
+    declared = begun.settings.get("population_declared")  # there may be more users than that
+    if users and max(users) >= population and not declared:
         raise ValueError(
             f"{path / WITHDRAWALS} names user {max(users)}; indices run from 0 to "
             f"{population - 1}. Correct it"

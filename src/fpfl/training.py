@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -30,6 +30,7 @@ from fpfl.fingerprint import data_fingerprint
 from fpfl.folder import RunFolder, as_run_folder
 from fpfl.keeping import Kept
 from fpfl.methods import Broadcasting, Method
+from fpfl.privacy.remarks import check_declared
 from fpfl.privacy.settings import Clipping, Privacy, Sampling
 from fpfl.randomness import RoundStreams
 from fpfl.run import Run
@@ -184,19 +185,22 @@ def train(
     blocks = clipping.blocks(constrained=constraint is not None, selection=True) if clipping else ()
     where = None if folder is None else as_run_folder(folder)
     plan = None
+    declared: dict[str, Any] = {}
     if privacy is not None:
         # A run that goes on keeps its noise, whatever T is now.
         settled = privacy if where is None else noise_kept(where, privacy)
-        plan = settled.plan(population=data.population, cohort=cohort, rounds=rounds, blocks=blocks)
+        plan = settled.plan(population=data.K, cohort=cohort, rounds=rounds, blocks=blocks)
+        declared = {"population_declared": data.schema.population is not None}
+        check_declared(plan.neighbours, declared["population_declared"])
     source = SystemNoise() if noise_seed is None else SeededNoise(noise_seed)
     third_party = ThirdParty(engine.layout.slices, blocks, plan, source)
-    chosen = chosen_sampling(sampling, plan, data.population, cohort)
+    chosen = chosen_sampling(sampling, plan, data, cohort)
     training = Settled.of(
         flat,
         data.schema,
         engine.layout,
         third_party,
-        population=data.population,
+        population=data.K,
         cohort=cohort,
         rounds=rounds,
         constraint=constraint,
@@ -215,6 +219,7 @@ def train(
         processes=ranks.size,
         seeded_cohorts=seed is not None,
         seeded_noise=noise_seed is not None,
+        **declared,
     )
     alike = (training.settings, plan, blocks, engine.layout, seed)
     ranks.check_same({"data": fingerprint(data), "settings": repr(alike).encode()})

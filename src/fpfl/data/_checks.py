@@ -32,9 +32,10 @@ def check_shapes(data: FederatedDataset) -> None:
         raise ValueError(
             f"offsets must rise from 0 to the number of samples {n} over at least one user"
         )
-    if schema.population is not None and schema.population != data.population:
+    if schema.population is not None and schema.population > data.population:
         raise ValueError(
-            f"there are {data.population} users; the schema declares {schema.population}"
+            f"there are {data.population} users; the schema declares {schema.population}: those "
+            "without samples are users, too (FederatedDataset.from_samples adds them)"
         )
 
 

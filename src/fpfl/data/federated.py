@@ -83,8 +83,9 @@ class FederatedDataset:
             One row a sample; ``attributes`` may be None where none are declared.
         schema
             The declared public schema. Where it declares a population larger than the number of
-            users seen, the rest are users without samples. Declare it where you can: K counted
-            from the data changes with who has some.
+            users seen, the rest are users without samples; where there are more, all stay (`K`).
+            Declare it where you can: K counted from the data changes with who has some, and
+            ``add-remove`` neighbours need a declared one.
         users
             The user of every sample (numbers or names). Without it every sample is a user.
         """
@@ -100,12 +101,7 @@ class FederatedDataset:
             order = torch.from_numpy(np.argsort(codes, kind="stable"))
             if len(y) == n and len(a) == n:
                 x, y, a = x[order], y[order], a[order]
-        missing = (schema.population or 0) - len(sizes)
-        if missing > MOST_MISSING:
-            raise ValueError(
-                f"the schema declares a population of {schema.population}, and {len(sizes)} users "
-                "have samples: too many without any for a dataset in memory. Correct the number"
-            )
+        missing = _missing(schema, len(sizes))
         if missing > 0:
             sizes = np.concatenate([sizes, np.zeros(missing, dtype=np.int64)])
         return cls(x, y, a, _offsets(sizes), schema)
@@ -125,8 +121,29 @@ class FederatedDataset:
 
     @property
     def population(self) -> int:
-        """K: the number of users, those without samples among them."""
+        """The number of users who are here, those without samples among them."""
         return len(self.offsets) - 1
+
+    @property
+    def K(self) -> int:
+        """The number of users that ε is computed with: declared, or counted where it is not.
+
+        With Poisson cohorts there may be more users here than K: each is drawn with probability
+        m/K all the same, and nothing that is shown depends on how many they are.
+        """
+        return self.schema.population or self.population
+
+    def declared(self, population: int) -> FederatedDataset:
+        """The same users, of whom K is declared: a public number, which need not be exact.
+
+        Where there are fewer, users without samples are added; where there are more, all stay.
+        """
+        schema = replace(self.schema, population=population)
+        missing = _missing(schema, self.population)
+        if missing == 0:
+            return replace(self, schema=schema)
+        offsets = torch.cat([self.offsets, self.offsets[-1:].expand(missing)])
+        return replace(self, offsets=offsets, schema=schema)
 
     def __len__(self) -> int:
         """Count the samples."""
@@ -182,25 +199,30 @@ class FederatedDataset:
             self.attributes.index_select(0, chosen),
         )
 
-    def partition(self, *, mean: float = 2.0, seed: int | None = None) -> FederatedDataset:
+    def partition(
+        self, *, mean: float = 2.0, seed: int | None = None, population: int | None = None
+    ) -> FederatedDataset:
         """Deal the samples to users whose sizes are Poisson with the given mean (the paper's).
 
         There are K = round(n/mean) users and each sample goes to one of them at random, so the
         sizes are independent Poisson numbers given that they add up to n. Users who get nothing
         stay: K ≈ 16,280 on Adult only holds with them. Lazy data cannot be dealt: that would take
-        all of it into memory.
+        all of it into memory. K is so counted from the data; ``population`` declares it instead.
         """
         self._in_memory("partition", "deal the samples to users before they are written")
         if not mean > 0:
             raise ValueError(f"mean is {mean}; it must be positive")
-        users = max(1, round(len(self) / mean))
+        users = max(1, round(len(self) / mean)) if population is None else population
+        if users < 1:
+            raise ValueError(f"the population is {users}; it must be at least 1")
         rng = stream(seed, "partition")
         owner = rng.integers(0, users, size=len(self))
         # Shuffled first: the order of a user's samples should say nothing about the file's.
         order = rng.permutation(len(self))
         order = order[np.argsort(owner[order], kind="stable")]
         sizes = np.bincount(owner, minlength=users)
-        return self._take(torch.from_numpy(order), sizes, samples_per_user=mean)
+        dealt = self._take(torch.from_numpy(order), sizes, samples_per_user=mean)
+        return dealt if population is None else dealt.declared(population)
 
     def single_samples(self) -> FederatedDataset:
         """The same samples with every sample a user of its own (central training).
@@ -307,6 +329,17 @@ def sample_columns(
         y = y.to(torch.float32)
     a = torch.zeros(len(x), 0) if attributes is None else _tensor(attributes)
     return x, y, _whole(a.unsqueeze(-1) if a.ndim == 1 else a)
+
+
+def _missing(schema: Schema, users: int) -> int:
+    """How many users without samples there are besides these, by what is declared."""
+    missing = max(0, (schema.population or 0) - users)
+    if missing > MOST_MISSING:
+        raise ValueError(
+            f"the schema declares a population of {schema.population}, far more than users have "
+            "samples: too many without any for a dataset in memory. Correct the number"
+        )
+    return missing
 
 
 def _offsets(sizes: NDArray[np.int64]) -> Tensor:

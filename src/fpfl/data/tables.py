@@ -79,8 +79,9 @@ def _dataset(
     seen: int,
     schema: TableSchema,
 ) -> FederatedDataset:
-    population = schema.population or seen
-    if not seen <= population <= seen + MOST_MISSING:
+    # More users than declared is nothing that anybody may see: all of them stay.
+    population = max(schema.population or 0, seen)
+    if population > seen + MOST_MISSING:
         raise ValueError(
             f"it has {seen} users, and the schema declares a population of {population}; correct "
             "the number"

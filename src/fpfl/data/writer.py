@@ -148,12 +148,6 @@ class PopulationWriter:
         if len(x) == 0:  # empty lists have no shape
             x, a = x.reshape(0, *schema.shape), a.new_zeros(0, len(schema.attributes))
         offsets = torch.tensor([0, len(x)]) if offsets is None else offsets
-        users = self.population + len(offsets) - 1
-        if schema.population is not None and users > schema.population:
-            raise ValueError(
-                f"with it there are {users} users; the schema declares a population of "
-                f"{schema.population}"
-            )
         kinds = [getattr(torch, kind) for kind in self._types]
         stored = x.to(kinds[0])
         if not stored.is_floating_point() and not bool((stored == x).all()):

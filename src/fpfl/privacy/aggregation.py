@@ -33,6 +33,8 @@ class Aggregation:
         Whether a test generator stands in for the operating system's randomness.
     held
         Whether answers are held back, so that they take equally long.
+    attempts
+        The most sessions of secure aggregation in a round.
     """
 
     nodes: int
@@ -41,6 +43,7 @@ class Aggregation:
     shares: bool
     injected: bool = False
     held: bool = False
+    attempts: int = 5
 
     @property
     def adders(self) -> int:

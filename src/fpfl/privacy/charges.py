@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fpfl.privacy.filter import Mechanism, PrivacyFilter
+from fpfl.privacy.remarks import ALONE, BEFORE_CHARGED
 from fpfl.privacy.statement import round_up
 from fpfl.privacy.tuning import TuningCost
 
@@ -25,6 +26,8 @@ class Charges:
     ----------
     runs : dict of str to dict of Mechanism to int
         How often each run charged each mechanism.
+    before : set of str
+        Runs of versions whose charges are not established.
     withdrawn : set of int
         Who withdrew.
     torn : int
@@ -36,6 +39,7 @@ class Charges:
     def __init__(self, limit: PrivacyFilter, population: int, neighbours: str) -> None:
         self.limit, self.population, self.neighbours = limit, population, neighbours
         self.runs: dict[str, dict[Mechanism, int]] = {}
+        self.before: set[str] = set()
         self.withdrawn: set[int] = set()
         self.torn = 0
         self.torn_tail = False
@@ -53,6 +57,8 @@ class Charges:
             counts = self.runs.setdefault(record["run"], {})
             counts[mechanism] = counts.get(mechanism, 0) + 1
             self._unsummed.append(mechanism)
+            if record.get("contributions") != ALONE:
+                self.before.add(record["run"])
         elif kind == "withdrawal":
             self.withdrawn.update(record["users"])
         elif kind == "torn":
@@ -126,6 +132,9 @@ def summary(values: dict[str, Any]) -> str:
         f"ε = {round_up(counts['epsilon'])}."
         for run, counts in values["runs"].items()
     ]
+    before = [run for run, counts in values["runs"].items() if not counts["established"]]
+    if before:
+        lines.append(BEFORE_CHARGED.format(runs=", ".join(before)))
     if len(values["runs"]) > 1:
         lines.append(str(TuningCost.of(values)))
     return "\n".join(
@@ -133,6 +142,7 @@ def summary(values: dict[str, Any]) -> str:
             *lines,
             f"Users who withdrew: {values['withdrawn']:,}.",
             "The budget holds against those who see what the runs release, not against a server "
-            "that knows who took part when: see each run's privacy statement.",
+            "that knows who took part when: see each run's privacy statement. Small terms of δ are "
+            "there, too, and add to the one above.",
         ]
     )

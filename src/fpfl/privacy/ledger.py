@@ -22,7 +22,9 @@ from typing import Any
 
 from fpfl.privacy.filter import Mechanism, PrivacyFilter
 from fpfl.privacy.population import PopulationLedger
+from fpfl.privacy.remarks import ALONE
 from fpfl.privacy.rules import BudgetExhaustedError
+from fpfl.privacy.server import ServerLimit
 from fpfl.privacy.terms import Terms
 from fpfl.store.chain import Chain, ChainError
 from fpfl.store.files import sync_folder
@@ -47,6 +49,8 @@ class RunLedger:
             raise ChainError(f"{chain.path} is not the ledger of a run; name a run's own")
         self.run: str = first["run"]
         self.simulation: bool = first["simulation"]
+        # Of runs that were begun before it was kept to there is nothing here.
+        self.contributions: str | None = first.get("contributions")
         terms = first["terms"]
         self.terms = None if terms is None else Terms.from_dict(terms)
         self.charges: dict[Mechanism, int] = {}
@@ -78,6 +82,7 @@ class RunLedger:
             simulation=simulation,
             terms=terms.as_dict() if terms else None,
             population=population is not None,
+            contributions=ALONE,
         )
         try:
             chain.lock()
@@ -149,6 +154,13 @@ class RunLedger:
     def filter(self) -> PrivacyFilter | None:
         """The privacy filter, once settings were changed; None as long as all goes as planned."""
         return self._filter() if self.changes else None
+
+    @property
+    def server(self) -> ServerLimit | None:
+        """The filter on what a server sees that knows the cohorts, once settings were changed."""
+        if not self.changes or self.terms is None:
+            return None
+        return ServerLimit.of(self.terms, self._filter())
 
     @property
     def finished(self) -> bool:
@@ -316,6 +328,15 @@ class RunLedger:
                     f"the budget is spent: round {round} would exceed ε = {limit.epsilon:g} at "
                     f"δ = {limit.delta:g}, fixed before the run (privacy filter, Rényi order "
                     f"{limit.order}), so it is not released. The model so far is kept"
+                )
+            server = self.server
+            # Where noise comes in shares, the filter above is the server's as well.
+            shares = self._mechanism.sampler in ("coins", "all")
+            if server is not None and not shares and not server.fits(more):
+                raise BudgetExhaustedError(
+                    f"the budget is spent: against a server that knows the cohorts round {round} "
+                    f"would exceed ε = {server.epsilon:g} at δ = {server.delta:g}, fixed before "
+                    "the run, so it is not released. The model so far is kept"
                 )
         if self.population is not None and self.population.left(self._mechanism) < 1:
             raise BudgetExhaustedError(

@@ -16,6 +16,7 @@ from fpfl.privacy._checks import whole_number
 from fpfl.privacy.accounting import Neighbours
 from fpfl.privacy.charges import Charges, summary, title
 from fpfl.privacy.filter import Mechanism, PrivacyFilter, good_order
+from fpfl.privacy.remarks import ALONE
 from fpfl.privacy.renyi import renyi_epsilon
 from fpfl.privacy.rules import BudgetExhaustedError, checked_delta
 from fpfl.privacy.statement import PrivacyStatement
@@ -169,7 +170,13 @@ class PopulationLedger:
             self._take()
             if cost > self._charges.spare(cost):
                 raise BudgetExhaustedError(self._refusal(run, mechanism, what))
-            fields = {"run": run, "what": what, "round": round, "mechanism": mechanism.as_dict()}
+            fields = {
+                "run": run,
+                "what": what,
+                "round": round,
+                "mechanism": mechanism.as_dict(),
+                "contributions": ALONE,
+            }
             self._chain.append("charge", **fields)
             self._take()
 
@@ -192,7 +199,8 @@ class PopulationLedger:
         indices = []
         for user in users:
             index = whole_number("a user", user, least=0, hint="give indices of users")
-            if index >= self.population:
+            # Where it is hidden who takes part, there may be more users than were declared.
+            if index >= self.population and self.neighbours != "add-remove":
                 raise ValueError(
                     f"there is no user {index} among {self.population}: indices run from 0 to "
                     f"{self.population - 1}. Nothing was recorded."
@@ -219,6 +227,8 @@ class PopulationLedger:
     def by_run(self) -> dict[str, dict[str, Any]]:
         """What each run has charged: ``rounds`` (all its charges), ``epsilon`` and ``share``.
 
+        ``established`` is False for runs of versions in which one user's data could change what
+        others send: they may have cost more than they charged.
         ε is that of the run alone, at the filter's order, for orientation: figures of several runs
         do not add up. Their shares of the budget do.
         """
@@ -228,6 +238,7 @@ class PopulationLedger:
                 "rounds": sum(counts.values()),
                 "epsilon": self.filter.spent(counts),
                 "share": self.filter.rho(counts) / self.filter.budget,
+                "established": run not in self._charges.before,
             }
             for run, counts in self._charges.runs.items()
         }

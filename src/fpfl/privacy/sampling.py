@@ -48,11 +48,15 @@ class PoissonSampling:
     max_participations : int, optional
         A user who has taken part this often contributes nothing any more (see
         :meth:`participation`).
+    listed : int, optional
+        How many users there are to draw from, where K is a declared number and that is another
+        one. Each is drawn with probability m/K, whoever else there is.
     """
 
     population: int
     cohort: int
     max_participations: int | None = None
+    listed: int | None = None
 
     def __post_init__(self) -> None:
         population, cohort = cohort_of(self.population, self.cohort)
@@ -61,6 +65,9 @@ class PoissonSampling:
         if self.max_participations is not None:
             cap = whole_number("max_participations", self.max_participations, hint=_CAP_HINT)
             object.__setattr__(self, "max_participations", cap)
+        if self.listed is not None:
+            listed = whole_number("listed", self.listed, hint="give the number of users there are")
+            object.__setattr__(self, "listed", listed)
 
     @property
     def probability(self) -> float:
@@ -73,7 +80,8 @@ class PoissonSampling:
         Given how many users take part, all sets of that many are equally likely. So the number
         comes first, then that many distinct users: O(cohort), whatever the population.
         """
-        return _distinct(rng, self.population, int(rng.binomial(self.population, self.probability)))
+        users = self.listed or self.population
+        return _distinct(rng, users, int(rng.binomial(users, self.probability)))
 
     def participation(self, past: Mapping[int, int] | None = None) -> Participation:
         """Return a counter that applies this sampler's cap, fresh or with past participations."""

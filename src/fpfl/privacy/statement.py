@@ -16,11 +16,20 @@ from fpfl.privacy.aggregation import (
     several,
     whose_noise,
 )
-from fpfl.privacy.gaussian import gaussian_epsilon, participations_bound
+from fpfl.privacy.remarks import (
+    ALONE,
+    BEFORE,
+    BREACH,
+    Beyond,
+    DeltaTerm,
+    who_is_public,
+    whole_numbers,
+)
 
 if TYPE_CHECKING:
     from fpfl.privacy.filter import Mechanism, PrivacyFilter
     from fpfl.privacy.plan import PrivacyPlan
+    from fpfl.privacy.server import ServerLimit
 
 NOT_COMPUTED = "ε not computed here: dp-accounting is not installed"
 SEEDED_NOISE = "simulation: no guarantee against anyone who has the seed"
@@ -65,6 +74,11 @@ class PrivacyStatement:
 
     Every ε is None where dp-accounting is missing and it takes an accountant to know it; those of
     the real population are None where the run draws from the population that ε was computed for.
+
+    Every δ is the whole one; ``delta_terms`` are those parts of it that no accountant gives.
+    Whoever knows more cannot be promised more: no figure against the server is below the one
+    against those who see only what is released. ``contributions`` is None for runs of versions
+    in which one user's data could change what others send.
     """
 
     convention: str
@@ -97,6 +111,11 @@ class PrivacyStatement:
     population_ledger: str | None = None
     aggregation: Aggregation | None = None
     copies: int = 1
+    delta_terms: tuple[DeltaTerm, ...] = ()
+    population_declared: bool | None = None
+    assumptions: tuple[str, ...] = ()
+    contributions: str | None = None
+    server_raised: bool = False
 
     @classmethod
     def of(
@@ -144,56 +163,104 @@ class PrivacyStatement:
             seeded_noise=seeded_noise,
             seeded_cohorts=seeded_cohorts,
             copies=plan.copies,
-        )
+            contributions=ALONE,
+        )._in_order()
 
     def filtered(
-        self, limit: PrivacyFilter, charges: Mapping[Mechanism, int], changes: int
+        self,
+        limit: PrivacyFilter,
+        server: ServerLimit,
+        charges: Mapping[Mechanism, int],
+        changes: int,
     ) -> PrivacyStatement:
         """The statement of a run whose rounds or noise were changed after looking.
 
         What holds is the filter's budget. It was changed on some of the ways that the run could
         have gone and kept to its plan on others: a set of outcomes is a part of the first kind and
         one of the second, each within its own (ε, δ), so together they are within 2δ.
-        Against the server: all rounds that were charged, with the least noise and the largest
-        cohort that any of them had.
+        Against the server it is the filter on unamplified rounds, fixed before the run as well: no
+        figure of rounds that were charged, which depends on what was seen. Without a cap all
+        rounds count, so nothing is left to chance, and δ is the same.
         """
-        rounds = sum(charges.values())
-        least = min([m.noise_multiplier for m in charges], default=self.noise_multiplier)
-        most = max([m.cohort for m in charges], default=self.cohort)
-        users = self.real_population or self.population
-        times, server_delta = self.participations, self.delta_server
+        times, against = server.participations, server.epsilon
         if self.convention in ("coins", "picked"):
             # The filter counts rounds in full, or as secret coins have it: the server's figure.
-            times, server, server_delta = max(rounds, times), limit.epsilon, 2 * limit.delta
-        else:
-            if not self.participations_capped and rounds:
-                times = participations_bound(users, most, rounds, self.delta)
-            server = gaussian_epsilon(least, times, self.delta, sensitivity=self.sensitivity_honest)
+            times, against = max(sum(charges.values()), self.participations), limit.epsilon
         return replace(
             self,
             accountant=_FILTER.format(order=limit.order),
-            population=users,
+            population=self.real_population or self.population,
             real_population=None,
-            rounds=rounds,
+            rounds=sum(charges.values()),
             convention="replace-one" if self.convention == "paper" else self.convention,
             delta=2 * limit.delta,
             epsilon=limit.epsilon,
             epsilon_honest=limit.epsilon,
             epsilon_real=None,
             participations=times,
-            epsilon_server=server,
-            delta_server=server_delta,
+            epsilon_server=against,
+            delta_server=2 * limit.delta,
             participations_real=None,
             epsilon_server_real=None,
             filter_order=limit.order,
             filter_spent=limit.spent(charges),
             changes=changes,
+        )._in_order()
+
+    def of_run(self, run: Beyond) -> PrivacyStatement:
+        """The statement with what a run adds to its plan: small terms of δ, K, assumptions.
+
+        Terms: of noise in whole numbers, but not where it comes in shares, for `fpfl.privacy.
+        shares` has them inside; and 2⁻⁴⁰ for every session of secure aggregation.
+        """
+        terms, server_terms = [], []
+        more, more_server = 0.0, 0.0
+        if run.numbers is not None and self.convention not in ("coins", "picked"):
+            known = [e for e in (self.epsilon_honest, self.epsilon_real) if e is not None]
+            if known:
+                more, value = whole_numbers(max(known), self.delta, run.numbers)
+                terms.append(DeltaTerm(f"noise in whole numbers ({run.numbers:,} of them)", value))
+            most = max(self.epsilon_server, self.epsilon_server_real or 0.0)
+            more_server, value = whole_numbers(most, self.delta_server, run.numbers)
+            server_terms.append(DeltaTerm("noise in whole numbers", value))
+        if self.aggregation is not None:
+            sessions = self.rounds * self.aggregation.attempts
+            what = f"secure aggregation, up to {sessions:,} sessions"
+            terms.append(DeltaTerm(what, sessions * BREACH))
+            server_terms.append(terms[-1])
+        return replace(
+            self,
+            epsilon=_plus(self.epsilon, more),
+            epsilon_honest=_plus(self.epsilon_honest, more),
+            epsilon_real=_plus(self.epsilon_real, more),
+            epsilon_server=self.epsilon_server + more_server,
+            epsilon_server_real=_plus(self.epsilon_server_real, more_server),
+            delta=self.delta + sum(term.value for term in terms),
+            delta_server=self.delta_server + sum(term.value for term in server_terms),
+            delta_terms=tuple(terms),
+            population_declared=run.declared,
+            assumptions=run.assumptions,
+            contributions=run.contributions,
+        )._in_order()
+
+    def _in_order(self) -> PrivacyStatement:
+        """With no figure against the server below the one against those who see less."""
+        seen, real = self.epsilon_honest or 0.0, self.epsilon_real or 0.0
+        server_real = self.epsilon_server_real
+        raised = self.epsilon_server < seen or (server_real is not None and server_real < real)
+        return replace(
+            self,
+            server_raised=self.server_raised or raised,
+            epsilon_server=max(self.epsilon_server, seen),
+            epsilon_server_real=None if server_real is None else max(server_real, real),
+            delta_server=max(self.delta_server, self.delta),
         )
 
     def as_dict(self) -> dict[str, Any]:
         """Return all figures, unrounded, in types that JSON knows."""
         values = asdict(self)
-        values["blocks"] = list(values["blocks"])
+        for name in ("blocks", "delta_terms", "assumptions"):
+            values[name] = list(values[name])
         return values
 
     def lines(self) -> list[str]:
@@ -205,7 +272,10 @@ class PrivacyStatement:
             *self._against_outsiders(),
             *self._against_server(),
             *self._how(),
+            who_is_public(self.neighbours, self.population_declared),
             *self._changed(),
+            *self._small_terms(),
+            *(f"Assumed: {sentence}" for sentence in self.assumptions),
             "Not covered: whatever was read from the data before training (means for a "
             "normalisation, vocabularies, ranges) and evaluations without noise.",
             *self._beyond(),
@@ -224,6 +294,12 @@ class PrivacyStatement:
             f"charged so far comes to {round_up(self.filter_spent or 0.0)} of it.",
         ]
 
+    def _small_terms(self) -> list[str]:
+        if not self.delta_terms:
+            return []
+        terms = "; ".join(f"{term.name}: {term.value:.2g}" for term in self.delta_terms)
+        return [f"In δ, besides the accountant's: {terms}."]
+
     def _beyond(self) -> list[str]:
         if self.population_ledger is None:
             return [
@@ -236,7 +312,7 @@ class PrivacyStatement:
         ]
 
     def _warnings(self) -> list[str]:
-        lines = []
+        lines = [] if self.contributions is not None else [BEFORE]
         if self.aggregation is not None and self.aggregation.injected:
             lines.append(NOT_PRIVATE)
         elif self.seeded_noise:
@@ -298,6 +374,11 @@ class PrivacyStatement:
         lines = []
         mark = "" if self.real_population is None else f" HYPOTHETICAL, {self.population:,} users:"
         lines.append(f"{who}:{mark} {self._server(self.participations, self.epsilon_server)}")
+        if self.server_raised:
+            lines.append(
+                "(The bound for such a server alone came out below the figure for those who see "
+                "less. It sees more, so theirs is given for it.)"
+            )
         if self.participations_real is not None and self.epsilon_server_real is not None:
             real = self._server(self.participations_real, self.epsilon_server_real)
             lines.append(f"{who}: REAL, {self.real_population:,} users: {real}")
@@ -313,6 +394,12 @@ class PrivacyStatement:
         figure = (
             f"ε = {round_up(epsilon)} at δ = {self.delta_server:g} for a user who takes part in"
         )
+        if self.filter_order is not None and not self.participations_capped:
+            return (
+                f"{figure} {rounds}: all that the budget had room for, since the run was changed "
+                "after looking and there is no cap (max_participations). That was fixed before the "
+                "run, too."
+            )
         if self.participations_capped:
             cap = "" if self.convention == "picked" else "That is a cap: "
             return f"{figure} {rounds}. {cap}{'n' if cap else 'N'}obody takes part more often."
@@ -352,6 +439,10 @@ def round_up(value: float) -> str:
     # A relative 1e-12 keeps a value like 2.0000000000000004 from becoming 2.001.
     up = math.ceil(value * scale * (1 - 1e-12)) / scale
     return f"{up:,.{max(digits, 0)}f}"
+
+
+def _plus(epsilon: float | None, more: float) -> float | None:
+    return None if epsilon is None else epsilon + more
 
 
 def _times(epsilon: float) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fpfl.privacy.remarks import BEFORE
 from fpfl.report.evaluated import KINDS, Evaluated, Kind, read_evaluation
 from fpfl.report.shapes import check_history, check_kinds, check_privacy, check_settings
 
@@ -189,6 +190,9 @@ def _finished(path: Path, result: dict[str, Any], ledger: RunLedger | None) -> R
             "its words are not there. Put back the file that was saved with the run."
         )
         said = NO_PRIVACY if privacy is None else ""
+    lines = [line for line in said.splitlines() if line.strip()]
+    if privacy is not None and privacy.get("contributions") is None and BEFORE not in lines:
+        lines.insert(0, BEFORE)
     return _record(
         path,
         ledger,
@@ -200,7 +204,7 @@ def _finished(path: Path, result: dict[str, Any], ledger: RunLedger | None) -> R
         stopped=words[1],
         warnings=tuple(map(str, warned)),
         privacy=privacy,
-        statement=tuple(line for line in said.splitlines() if line.strip()),
+        statement=tuple(lines),
     )
 
 

@@ -43,6 +43,7 @@ def planned_statement(
     from fpfl.privacy.aggregation import Aggregation
     from fpfl.privacy.plan import PrivacyPlan
     from fpfl.privacy.settings import Clipping
+    from fpfl.users.layout import Layout
 
     mechanism = ledger.mechanism
     if ledger.terms is None or mechanism is None:
@@ -79,7 +80,16 @@ def planned_statement(
                 held=bool(settings.get("held")),
             )
         seeded = bool(settings.get("seeded_cohorts"))
-        return statement(plan, ledger, ledger.simulation, seeded, together)
+        layout = {name: value for name, value in settings["layout"].items() if name != "kind"}
+        return statement(
+            plan,
+            ledger,
+            ledger.simulation,
+            seeded,
+            together,
+            size=Layout(**layout).size,
+            declared=settings.get("population_declared", together and True),
+        )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"the settings of the run in {folder} do not say what it promises ({error!r}); put "

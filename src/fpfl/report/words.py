@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fpfl.privacy.remarks import BEFORE
 from fpfl.privacy.statement import round_up
 from fpfl.report.evaluated import SIMULATION_ONLY, Evaluated, Figure, Gap
 from fpfl.report.reading import RunRecord
@@ -217,6 +218,9 @@ def banners(record: RunRecord) -> list[Banner]:
             )
         )
         return found
+    if said.get("contributions") is None:
+        what, because = BEFORE.split(": ", 1)
+        found.append(Banner(what, because))
     if record.injected:
         found.append(
             Banner(
@@ -253,6 +257,8 @@ def marks(record: RunRecord) -> list[str]:
         words.append("NOT PRIVATE")
     elif record.seeded_noise:
         words.append("seeded noise")
+    if record.privacy is not None and record.privacy.get("contributions") is None:
+        words.append("ε not established")
     if record.seeded_cohorts:
         words.append("seeded cohorts")
     if record.privacy is not None and record.privacy["real_population"] is not None:

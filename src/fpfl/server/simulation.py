@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -62,7 +62,10 @@ class Simulation:
 
     def __post_init__(self) -> None:
         plan = self.third_party.plan
-        if plan is not None and plan.sampling != self.sampling:
+        sampling = self.sampling
+        if isinstance(sampling, PoissonSampling):
+            sampling = replace(sampling, listed=None)  # chances are those of the declared K
+        if plan is not None and plan.sampling != sampling:
             raise ValueError(
                 f"the plan accounts for {plan.sampling}, the simulation draws by {self.sampling}; "
                 "use plan.sampling"
