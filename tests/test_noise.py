@@ -392,7 +392,7 @@ def test_the_third_partys_deviations_follow_the_formula(convention) -> None:
     for rule in third_party.rules:
         assert rule.size == numbers[rule.name]
         planned = third_party.plan.noise_stddev(rule.name)
-        wanted = grid_stddev(planned, rule.bound, rule.size, third_party.plan.population)
+        wanted = grid_stddev(planned, rule.bound, rule.size)
         for place in rule.places:
             assert bool((third_party.noise_stddev[place] == wanted).all())
         assert 1 < wanted / planned < 1.001

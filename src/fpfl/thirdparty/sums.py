@@ -8,7 +8,7 @@ does not depend on the data, and nothing can be read from the low bits of floati
 `fpfl.thirdparty.noise` says what noise on a grid costs.
 
 The standard deviation s'_b is a little more than the plan's s_b = C_b σ/√ρ_b, for what one user can
-change is a little more than the bound. With d numbers in the block and K users,
+change is a little more than the bound. With d numbers in the block and K users (2²⁴ at least),
 
     ‖h z^k‖ ≤ C (1 + 2⁻²¹) + h √d/2                          its own rounding, to the nearest
     Δ ≤ ‖h z^k‖ + g √d + √d K C 2⁻⁵⁰                         the sum's, to the noise's grid
@@ -46,6 +46,9 @@ from fpfl.thirdparty.clipping import (
 )
 from fpfl.thirdparty.discrete import GRID_BITS
 from fpfl.thirdparty.noise import NoiseSource, SystemNoise
+
+MANY = 2**24
+"""So many users are allowed for, whatever K is."""
 
 _LARGEST = 2.0**62
 """Steps beyond which a sum is cut off, so that the noise cannot carry it out of 64 bits."""
@@ -115,9 +118,9 @@ class ThirdParty:
 
     @property
     def _most_users(self) -> int:
-        """K, of those who are really there."""
+        """K, or `MANY`: a declared K may be less than those who are there."""
         assert self.plan is not None  # whoever has none adds no noise
-        return max(self.plan.population, self.plan.real_population or 0)
+        return max(MANY, self.plan.population, self.plan.real_population or 0)
 
     def release(self, chunks: Iterable[Rows], like: Tensor, round: int) -> Tensor:
         """Clip and sum the users' vectors, add the noise; ``like`` gives type and device."""
@@ -165,7 +168,7 @@ class ThirdParty:
         return self._steps[what, device]
 
 
-def grid_stddev(stddev: float, bound: float, numbers: int, population: int = 2**24) -> float:
+def grid_stddev(stddev: float, bound: float, numbers: int, population: int = MANY) -> float:
     """s'_b for the plan's s_b, on a block of ``numbers`` numbers clipped to ``bound``.
 
     The formula is the module's; ``population`` is K, or a number that is not smaller.
