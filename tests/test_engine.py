@@ -24,7 +24,6 @@ from fpfl.users import CohortEngine, FlatModel, task
 from fpfl.users.choice import chosen_pass
 from fpfl.users.factored import FactoredGradients
 from fpfl.users.passes import LayerPass, Objective, VmapPass
-from fpfl.users.rows import CellGradients
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 
