@@ -12,6 +12,7 @@ from fpfl.audit.attacks import (
     HeavyUser,
     KeptModel,
     ShownMultipliers,
+    SilentUser,
 )
 from fpfl.audit.auditing import AuditResult, AuditSettings, audit
 from fpfl.audit.scenes import Attack, Scene, Seen, Setup, User
@@ -40,6 +41,7 @@ __all__ = [
     "Seen",
     "Setup",
     "ShownMultipliers",
+    "SilentUser",
     "User",
     "audit",
     "audit_table",
