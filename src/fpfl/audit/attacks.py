@@ -304,7 +304,7 @@ class SilentUser:
         direction = np.full(self.width, 1.0 / self.width)
         direction[1] -= 1.0
         along: NDArray[np.float64] = total[:, :, 0] @ direction / np.linalg.norm(direction)
-        return along.sum(keepdims=True)
+        return np.array([along.sum()])
 
 
 ATTACKS: dict[str, Attack] = {

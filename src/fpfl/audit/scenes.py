@@ -139,9 +139,7 @@ class Scene:
             column["label"],
             column["group"].unsqueeze(1)[:, : len(attributes)],
             torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)]),
-            Schema(
-                shape=(self.features,), attributes=attributes, classes=max(2, self.outputs)
-            ),
+            Schema(shape=(self.features,), attributes=attributes, classes=max(2, self.outputs)),
         )
 
 
