@@ -110,7 +110,7 @@ def audit(
     epsilon: Annotated[float, typer.Option(help="ε to claim, and to attack.")] = 2.0,
     convention: Annotated[str, typer.Option(help="poisson, replace-one, paper or all.")] = "all",
     canaries: Annotated[int, typer.Option(help="Canary users in a run.")] = 200,
-    runs: Annotated[int, typer.Option(help="Independent runs for each audit.")] = 200,
+    runs: Annotated[int, typer.Option(help="Independent runs for each audit.")] = 300,
     rounds: Annotated[int, typer.Option(help="Rounds of each run.")] = 10,
     confidence: Annotated[float, typer.Option(help="Of all of it together.")] = 0.999,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

@@ -272,7 +272,7 @@ class SilentUser:
 
     others: Others = "aligned"
     number: int = 64000
-    samples: int = 300
+    samples: int = 400
     width: int = 16
     learns: bool = True
 

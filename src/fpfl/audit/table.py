@@ -43,7 +43,7 @@ def default_settings(
     epsilon: float = 2.0,
     convention: str = "all",
     canaries: int = 200,
-    runs: int = 200,
+    runs: int = 300,
     rounds: int = 10,
     confidence: float = CONFIDENCE,
 ) -> dict[str, AuditSettings]:
