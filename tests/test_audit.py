@@ -393,7 +393,7 @@ SETTINGS = [setting for _, setting in CASES.values()]
 )
 def test_the_sound_pipeline_is_not(name, request) -> None:
     """Under the very same attacks (some twins share one)."""
-    if isinstance(CASES[name][1].attack, SilentUser):
+    if name == "path chosen by the cohort":
         request.applymarker(COMPANY)
     result = audit(replace(CASES[name][1], confidence=0.9999))
     assert not result.caught, result
