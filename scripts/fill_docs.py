@@ -137,8 +137,16 @@ def audit_table(name: str) -> str:
             verdict += f"; at face value, ε = {row['face_value']:.2f}: {face}"
         lines.append(
             f"| {title} | {row['attack']} | {row['claimed']:.2f} | {row['lower_bound']:.2f} | "
-            f"{100 * row['confidence']:g}% | {row['correct']:,} of {row['guesses']:,} | {verdict} |"
+            f"{100 * row['confidence']:.6g}% | {row['correct']:,} of {row['guesses']:,} | "
+            f"{verdict} |"
         )
+    if checks := found.get("checks"):
+        lines += ["", "| check | found | p | level | |", "| --- | --- | ---: | ---: | --- |"]
+        lines += [
+            f"| {title} | {row['found']} | {row['p_value']:.2g} | {row['level']:.2g} | "
+            f"{'**failed**' if row['failed'] else 'holds'} |"
+            for title, row in checks.items()
+        ]
     about = found["about"]
     source = (
         f"`{about['command']}`, {about['date']}, {about['hardware']}, "

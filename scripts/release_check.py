@@ -118,9 +118,13 @@ def summary(name: str, text: str) -> dict[str, Any]:
     if name == "fuzz":
         return {"said": [line for line in text.splitlines() if " runs in " in line]}
     if name == "audit":
-        rows = json.loads((LOGS / "audit.json").read_text(encoding="utf-8"))["audits"]
+        found = json.loads((LOGS / "audit.json").read_text(encoding="utf-8"))
         kept = ("claimed", "lower_bound", "caught")
-        return {"said": {row: {k: v[k] for k in kept} for row, v in rows.items()}}
+        checks = ("p_value", "level", "failed")
+        return {
+            "said": {row: {k: v[k] for k in kept} for row, v in found["audits"].items()},
+            "checks": {row: {k: v[k] for k in checks} for row, v in found["checks"].items()},
+        }
     if name == "installs":
         rows = json.loads((LOGS / "installs.json").read_text(encoding="utf-8"))
         shown = ("torch", "numpy", "pydantic", "typer", "click", "rich", "scikit-learn", "flwr")

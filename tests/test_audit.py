@@ -2,8 +2,8 @@
 
 Audits draw from the operating system's randomness. The sound pipeline is tested at a confidence of
 99.99 %, so one of its tests fails by chance with probability 10⁻⁴ at most. The broken twins are
-tested at 95 %, with attacks so strong that missing one takes a deviation of more than six standard
-deviations (measured on simulated scores), or a run of luck of probability below 10⁻⁴ (below).
+tested at the level that a row of a whole audit has, by attacks and checks that are strong enough to
+hardly ever miss one.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from itertools import pairwise, product
 
 import numpy as np
 import pytest
+import torch
 from conftest import some
-from twins import CASES, WHOLE
+from twins import CASES, CHECKED, LEVEL, WHOLE
 
 from fpfl import Clipping, FederatedAveraging, OneGradient, Privacy
 from fpfl.audit import (
     ATTACKS,
+    CHECKS,
     AuditSettings,
     CohortSize,
     GradientCanaries,
@@ -28,16 +30,20 @@ from fpfl.audit import (
     HeavyUser,
     KeptModel,
     ShownMultipliers,
+    SilentUser,
     audit,
     default_settings,
     lower_bound,
     one_run_p_value,
     run_audit,
     run_by_run_p_value,
+    run_check,
     surest,
 )
 from fpfl.audit.auditing import released
-from fpfl.audit.scenes import _sampled
+from fpfl.audit.checks import alike, binomial_two_sided, chi_square_above, chi_square_below
+from fpfl.audit.scenes import Scene, User, _sampled, steps
+from fpfl.audit.table import CONFIDENCE
 from fpfl.privacy.gaussian import gaussian_epsilon, gaussian_noise_multiplier
 
 # --- The statistics -----------------------------------------------------------------------------
@@ -174,12 +180,47 @@ def test_guesses_are_the_surest_and_no_opinion_comes_last() -> None:
         (lambda: audit(AuditSettings(method=OneGradient())), "none was given"),
         (lambda: audit(AuditSettings(attack=KeptModel(), constraint=True)), "constraint=False"),
         (lambda: audit(AuditSettings(attack=CohortSize(), constraint=True)), "constraint=False"),
+        (lambda: audit(AuditSettings(attack=SilentUser(), constraint=True)), "constraint=False"),
         (lambda: default_settings(convention="poison"), "expected 'all' or one of"),
+        (lambda: default_settings(confidence=1.0), "between 0 and 1"),
+        (lambda: run_check("luck", 1e-3), "there is no check 'luck'"),
+        (lambda: run_check("Poisson cohorts by q", 0.0), "level is 0.0"),
     ],
 )
 def test_errors_say_what_to_do(make, message) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+# --- The checks' p-values -----------------------------------------------------------------------
+
+
+def test_a_caps_area_is_at_most_its_bound_and_not_far_from_it() -> None:
+    """In three dimensions a cap of height 1 − r has (1 − r)/2 of the sphere (Archimedes)."""
+    a, angles = np.array([0.0, 0.0, 2.0]), np.linspace(0.01, math.pi / 2, 50)
+    for r, angle in zip(np.cos(angles), angles, strict=True):
+        p = alike(a, np.array([math.sin(angle), 0.0, math.cos(angle)]))
+        assert 1 - r <= p + 1e-12
+        assert p <= 2 * (1 - r) + 1e-12
+    assert alike(a, -a) == alike(a, 0 * a) == 0.0
+
+
+def test_tails_are_those_of_their_distributions() -> None:
+    assert binomial_two_sided(1, 3, 0.2) == pytest.approx(2 * (1 - 0.8**3))
+    assert binomial_two_sided(3, 3, 0.2) == pytest.approx(2 * 0.2**3)
+    assert binomial_two_sided(5000, 10_000, 0.5) == 1.0
+    # χ²(2)/2 is exponential.
+    assert chi_square_above(3.0, 2) == pytest.approx(math.exp(-1.5))
+    assert chi_square_below(3.0, 2) == pytest.approx(1 - math.exp(-1.5))
+
+
+def test_p_values_of_independent_noise_are_no_smaller_than_they_say() -> None:
+    rng = np.random.default_rng(10)
+    found = [alike(*rng.normal(size=(2, 30))) for _ in range(4000)]
+    for level in (0.5, 0.1, 0.01):
+        # Five standard deviations are allowed for.
+        assert np.mean(np.array(found) <= level) <= level + 5 * math.sqrt(level / 4000)
+    assert np.mean(np.array(found) <= 0.5) > 0.1  # and they are worth having
 
 
 # --- The canaries -------------------------------------------------------------------------------
@@ -271,6 +312,22 @@ def test_multipliers_show_a_user_where_there_is_no_noise(neighbours) -> None:
         assert heads > 10 * abs(tails)
 
 
+@pytest.mark.parametrize("others", ["aligned", "cancelling"])
+def test_others_of_a_silent_user_send_what_its_score_sees(others) -> None:
+    """Next to no noise: all others along one direction, each with the full bound."""
+    attack = SilentUser(others, number=50, samples=9, width=4)
+    privacy = Privacy(noise_multiplier=1e-3, clip=1.5, delta=1e-3)
+    setting = AuditSettings(privacy, attack, cohort_share=1.0, rounds=1)
+    scene = replace(attack.scene(np.array([False]), setting.setup), dtype=torch.float64)
+    (score,) = attack.scores(released(scene, setting), setting.setup)
+    assert score == pytest.approx(50 * 1.5, abs=0.02)
+
+
+def test_every_second_sample_of_a_user_is_turned() -> None:
+    scene = Scene((User(), User(3, value=2.0, turn=-0.5), User(2, value=4.0)), 1, steps())
+    assert scene.data(()).features[:, 0].tolist() == [0.0, 2.0, -1.0, 2.0, 4.0, 4.0]
+
+
 def test_the_log_ratio_is_that_of_all_ways_to_take_part() -> None:
     """Against an enumeration of who takes part when, with and without a cap."""
     y = np.random.default_rng(3).normal(size=(5, 1))
@@ -307,6 +364,20 @@ def test_a_broken_twin_is_caught(name, monkeypatch) -> None:
     assert result.caught, result
 
 
+@pytest.mark.parametrize("name", CHECKED)
+def test_a_broken_twin_fails_its_check(name, monkeypatch) -> None:
+    twin, check = CHECKED[name]
+    twin(monkeypatch)
+    result = run_check(check, LEVEL)
+    assert result.failed, result
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_the_sound_pipeline_passes_each_check(name) -> None:
+    result = run_check(name, 1e-4)
+    assert not result.failed, result
+
+
 SETTINGS = [setting for _, setting in CASES.values()]
 
 
@@ -334,6 +405,8 @@ def test_the_papers_epsilon_at_face_value_is_refuted_and_the_honest_one_is_not()
 
 def test_the_table_runs_every_convention_and_attack(tmp_path) -> None:
     settings = default_settings(canaries=20, runs=8, rounds=3)
+    levels = [1.0 - setting.confidence for setting in settings.values()]
+    assert levels == pytest.approx([(1.0 - CONFIDENCE) / (len(settings) + len(CHECKS))] * 21)
     assert {setting.attack.name for setting in settings.values()} == set(ATTACKS)
     assert {s.privacy.convention for s in settings.values()} == {"poisson", "replace-one", "paper"}
     assert set(default_settings(convention="replace-one")) == {"fixed cohorts"}
@@ -344,11 +417,15 @@ def test_the_table_runs_every_convention_and_attack(tmp_path) -> None:
         out=tmp_path / "new" / "audit.json",
         report=lambda title, result: done.append((title, result)),
     )
-    assert [title for title, _ in done] == list(settings)
+    assert [title for title, _ in done] == [*CHECKS, *settings]
     written = json.loads((tmp_path / "new" / "audit.json").read_text(encoding="utf-8"))
     assert written == content
     assert written["about"]["command"] == "a test"
-    for title, result in done:
+    for title, check in done[: len(CHECKS)]:
+        assert f"{title} " in text
+        assert written["checks"][title]["p_value"] == check.p_value
+        assert check.level == pytest.approx(levels[0])
+    for title, result in done[len(CHECKS) :]:
         assert title in text
         assert written["audits"][title]["lower_bound"] == result.lower_bound
         assert 0.0 < result.claimed < math.inf

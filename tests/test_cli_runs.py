@@ -135,12 +135,18 @@ def test_audit_prints_a_table_and_fails_on_a_refuted_claim(
     fpfl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few = ("--convention", "replace-one", "--canaries", 20, "--runs", 8, "--rounds", 2)
+    monkeypatch.setattr("fpfl.audit.table.CHECKS", ["released numbers on the grid"])
     code, out, err = fpfl("audit", *few, "--out", tmp_path / "audit.json")
     assert code == 0, err
     assert "claimed ε" in out
     assert json.loads((tmp_path / "audit.json").read_text())["audits"]
-    monkeypatch.setattr("fpfl.audit.auditing.AuditResult.caught", True)
-    assert fpfl("audit", *few)[0] == 1
+    for refuted in (
+        "fpfl.audit.auditing.AuditResult.caught",
+        "fpfl.audit.checks.CheckResult.failed",
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(refuted, True)
+            assert fpfl("audit", *few)[0] == 1
 
 
 # --- one gradient for each user -----------------------------------------------------------------

@@ -1,7 +1,8 @@
 """Broken twins: the real pipeline with one mistake in it, which an audit has to find.
 
 Each function makes its mistake through pytest's monkeypatch, in the place where somebody might
-really make it, and leaves everything else as it is. The claimed ε stays what it was.
+really make it, and leaves everything else as it is. The claimed ε stays what it was. An attack has
+to refute it (`CASES`), or a check has to fail (`CHECKED`).
 
 ``python tests/twins.py FILE`` audits all of them and writes what was found to a file, as
 ``fpfl audit --out FILE`` does for the pipeline itself.
@@ -25,20 +26,28 @@ from torch import Tensor
 
 import fpfl.privacy.plan
 import fpfl.thirdparty.sums
+import fpfl.training
 from fpfl import Clipping, FederatedAveraging, OneGradient, Privacy
 from fpfl.audit import (
+    ATTACKS,
     AuditSettings,
     CohortSize,
     HeavyUser,
     KeptModel,
     ShownMultipliers,
+    SilentUser,
     audit,
+    default_settings,
+    run_check,
 )
-from fpfl.audit.table import as_content, as_text
+from fpfl.audit.table import CONFIDENCE, as_content, as_text, checks_as_text, level
 from fpfl.experiments.runner import about_this_run
 from fpfl.fairness.totals import Totals
-from fpfl.privacy.sampling import PoissonSampling
+from fpfl.privacy.sampling import Participation, PoissonSampling
+from fpfl.randomness import RoundStreams
+from fpfl.server.ranks import Ranks
 from fpfl.server.selection import Selection
+from fpfl.thirdparty.noise import SeededNoise, SystemNoise
 from fpfl.thirdparty.sums import ThirdParty
 from fpfl.users.engine import CohortEngine
 from fpfl.users.layout import Layout
@@ -232,10 +241,125 @@ def cohort_that_stays(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PoissonSampling, "draw", draw)
 
 
-WHOLE = AuditSettings(
-    Privacy(epsilon=1.0, delta=9e-3), cohort_share=1.0, rounds=1, canaries=100, runs=100
+def counts_out_of_the_joint_norm(patch: pytest.MonkeyPatch) -> None:
+    """The paper's joint vector is clipped by the norm of its gradients alone."""
+    norms = UserRows.norms
+
+    def of_gradients(self: UserRows, names: Any, order: int) -> Tensor:
+        kept = [name for name in names if name.endswith("gradient")]
+        return norms(self, kept or names, order)
+
+    patch.setattr(UserRows, "norms", of_gradients)
+
+
+def company(factor: Callable[[NDArray[np.int64]], float]) -> Twin:
+    """What everybody sends is scaled by something that follows from all of the cohort's n_k.
+
+    It is the sum that is scaled: whose own vector is zero has no other part in it.
+    """
+
+    def broken(patch: pytest.MonkeyPatch) -> None:
+        chunks, add, scale = CohortEngine.chunks, Ranks.sum, [1.0]
+
+        def looking(self: CohortEngine, users: Any, *args: Any, **how: Any) -> Any:
+            scale[0] = factor(self.data.rows(users)[1])
+            return chunks(self, users, *args, **how)
+
+        def scaled(self: Ranks, total: Tensor) -> Tensor:
+            every = add(self, total)
+            return (every.double() * scale[0]).to(every.dtype)
+
+        patch.setattr(CohortEngine, "chunks", looking)
+        patch.setattr(Ranks, "sum", scaled)
+
+    return broken
+
+
+# As it was in 0.1.0: norms were taken for √(1 + 12 ε n) times as long, ε the precision of float32
+# and n the largest n_k of a chunk; and whether such an allowance was made hung on Σ n_k².
+norms_by_the_largest = company(lambda sizes: (1.0 + 12 * 2.0**-23 * int(sizes.max())) ** -0.5)
+path_by_the_cohort = company(lambda sizes: 1.0 if (sizes**2).sum() > 8 * len(sizes) else 0.4)
+
+
+def noise_by(draw: Callable[[Callable[..., Tensor], int, int], Tensor]) -> Twin:
+    """Noise drawn in another way, given the right one, how many numbers and the round."""
+
+    def broken(patch: pytest.MonkeyPatch) -> None:
+        right = SystemNoise.integers
+
+        def other(self: SystemNoise, size: int, round: int, *, device: torch.device) -> Tensor:
+            def new(number: int) -> Tensor:
+                return right(self, number, round, device=device)
+
+            return draw(new, size, round).to(device)
+
+        patch.setattr(SystemNoise, "integers", other)
+
+    return broken
+
+
+def one_noise_for_all_rounds(patch: pytest.MonkeyPatch) -> None:
+    """The first round's noise is kept, and added in every other round of the run."""
+    first: list[Tensor] = []
+
+    def kept(new: Callable[..., Tensor], size: int, round: int) -> Tensor:
+        if round == 1:
+            first[:] = [new(size)]
+        return first[0].clone()
+
+    noise_by(kept)(patch)
+
+
+noise_of_a_constant_seed = noise_by(
+    lambda new, size, round: SeededNoise(0).integers(size, round, device=torch.device("cpu"))
 )
-ALONE = replace(WHOLE, runs=60)
+one_noise_for_all_numbers = noise_by(lambda new, size, round: new(1).repeat(size))
+noise_in_floats = noise_by(
+    lambda new, size, round: torch.randn(size, dtype=torch.float64) * 2.0**24
+)
+
+
+def cohorts_of_a_constant_seed(patch: pytest.MonkeyPatch) -> None:
+    """Every run draws the same cohorts, round by round."""
+    patch.setattr(fpfl.training, "RoundStreams", lambda seed, purpose: RoundStreams(0, purpose))
+
+
+def cap_not_applied(patch: pytest.MonkeyPatch) -> None:
+    """Whoever is drawn takes part, however often already."""
+    patch.setattr(Participation, "admit", lambda self, users: users)
+
+
+def more_than_q(patch: pytest.MonkeyPatch) -> None:
+    """Users take part with probability 1.5 q."""
+
+    def draw(self: PoissonSampling, rng: np.random.Generator) -> NDArray[np.int64]:
+        return np.flatnonzero(rng.random(self.population) < 1.5 * self.probability)
+
+    patch.setattr(PoissonSampling, "draw", draw)
+
+
+def poisson_in_name(patch: pytest.MonkeyPatch) -> None:
+    """Cohorts of a fixed size, accounted for as Poisson's."""
+
+    def draw(self: PoissonSampling, rng: np.random.Generator) -> NDArray[np.int64]:
+        return np.sort(rng.choice(self.population, self.cohort, replace=False))
+
+    patch.setattr(PoissonSampling, "draw", draw)
+
+
+LEVEL = level(CONFIDENCE, len(default_settings()))
+"""Of each row of a whole audit: what is caught here is caught there."""
+
+WHOLE = AuditSettings(
+    Privacy(epsilon=1.0, delta=9e-3),
+    cohort_share=1.0,
+    rounds=1,
+    canaries=100,
+    runs=200,
+    confidence=1.0 - LEVEL,
+)
+ALONE = replace(WHOLE, runs=80)
+COMPANY = replace(ALONE, privacy=Privacy(epsilon=1.0))
 BLOCKS = Privacy(epsilon=1.0, delta=9e-3, clip=Clipping(1.0, counts=2.0, clipped_share=0.05))
 # FPFL-1G, with canaries who are all in the group that is served badly: from the second round on
 # their weight is about 3 or more.
@@ -244,9 +368,10 @@ SINGLE = AuditSettings(
     cohort_share=1.0,
     rounds=5,
     canaries=100,
-    runs=60,
+    runs=80,
     constraint=True,
     method=OneGradient(),
+    confidence=1.0 - LEVEL,
 )
 LOCAL = replace(SINGLE, rounds=1, local=FederatedAveraging(3, 0.05))
 SINGLE_COUNTS = replace(SINGLE, rounds=1, canaries=1)
@@ -264,7 +389,8 @@ CASES = {
             cohort_share=0.05,
             rounds=20,
             canaries=200,
-            runs=50,
+            runs=200,
+            confidence=1.0 - LEVEL,
         ),
     ),
     "fairness counts not clipped": (
@@ -316,7 +442,41 @@ CASES = {
         weighted_late(by_samples=True),
         replace(LOCAL, privacy=replace(SINGLE.privacy, clip=Clipping(1.25, counts=5.0))),
     ),
+    "counts left out of the joint norm": (
+        counts_out_of_the_joint_norm,
+        replace(ALONE, attack=HeavyUser("counts"), constraint=True),
+    ),
+    "norms depend on the company": (
+        norms_by_the_largest,
+        # At ε = 1 there is twice the noise: it takes a heavier user, who moves the sum by 41 C.
+        replace(COMPANY, attack=SilentUser("aligned", samples=900)),
+    ),
+    "path chosen by the cohort": (
+        path_by_the_cohort,
+        replace(COMPANY, attack=ATTACKS["silent user, cancelling others"]),
+    ),
 }
+
+GRID, ENOUGH = "released numbers on the grid", "as much noise as promised"
+NEW_NOISE, OWN_NOISE = "noise new in each round and run", "noise of each number its own"
+POISSON, NEW_COHORTS = "Poisson cohorts by q", "cohorts new in each round and run"
+CAP, SAME = "the cap on participations", "others send the same in any company"
+
+CHECKED: dict[str, tuple[Twin, str]] = {
+    "one round's noise in all rounds": (one_noise_for_all_rounds, NEW_NOISE),
+    "noise from a constant seed": (noise_of_a_constant_seed, NEW_NOISE),
+    "one noise for all numbers": (one_noise_for_all_numbers, OWN_NOISE),
+    "noise in floats, off the grid": (noise_in_floats, GRID),
+    "counts without noise": (without_noise("F", "n"), ENOUGH),
+    "cohorts from a constant seed": (cohorts_of_a_constant_seed, NEW_COHORTS),
+    "always the same cohort": (cohort_that_stays, NEW_COHORTS),
+    "cohorts drawn with 1.5 q": (more_than_q, POISSON),
+    "Poisson cohorts of a fixed size": (poisson_in_name, POISSON),
+    "cap not applied": (cap_not_applied, CAP),
+    "norms depend on the company": (norms_by_the_largest, SAME),
+    "path chosen by the cohort": (path_by_the_cohort, SAME),
+}
+"""Twins, and the check that each of them must fail."""
 
 
 def main() -> None:
@@ -326,10 +486,15 @@ def main() -> None:
         with pytest.MonkeyPatch.context() as patch:
             twin(patch)
             results[title] = audit(setting)
+    checks = {}
+    for title, (twin, check) in CHECKED.items():
+        with pytest.MonkeyPatch.context() as patch:
+            twin(patch)
+            checks[title] = run_check(check, LEVEL)
     out = Path(sys.argv[1])
     about = about_this_run(f"python tests/twins.py {out}", time.perf_counter() - began)
-    as_content(results, about, out)
-    print(as_text(results))
+    as_content(results, about, out, checks)
+    print(as_text(results), checks_as_text(checks), sep="\n\n")
 
 
 if __name__ == "__main__":

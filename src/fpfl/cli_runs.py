@@ -111,15 +111,16 @@ def audit(
     epsilon: Annotated[float, typer.Option(help="ε to claim, and to attack.")] = 2.0,
     convention: Annotated[str, typer.Option(help="poisson, replace-one, paper or all.")] = "all",
     canaries: Annotated[int, typer.Option(help="Canary users in a run.")] = 200,
-    runs: Annotated[int, typer.Option(help="Independent runs for each audit.")] = 200,
+    runs: Annotated[int, typer.Option(help="Independent runs for each audit.")] = 300,
     rounds: Annotated[int, typer.Option(help="Rounds of each run.")] = 10,
-    confidence: Annotated[float, typer.Option(help="Of each lower bound.")] = 0.95,
+    confidence: Annotated[float, typer.Option(help="Of all of it together.")] = 0.999,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     out: Annotated[Path | None, typer.Option(help="Also write JSON to a file.")] = None,
 ) -> None:
-    """Attack fpfl's own training with canary users, and bound its ε from below.
+    """Attack fpfl's own training with canary users, bound its ε from below, and check its noise.
 
-    Ends with status 1 where a claim is refuted.
+    Ends with status 1 where a claim is refuted or a check fails: by chance alone with a probability
+    of 1 − confidence at most.
     """
     from fpfl.audit import default_settings, run_audit
     from fpfl.experiments.runner import about_this_run
@@ -135,12 +136,14 @@ def audit(
     command = " ".join(["fpfl", *sys.argv[1:]])
     text, content = run_audit(
         settings,
+        confidence=confidence,
         about=lambda seconds: about_this_run(command, seconds),
         out=out,
         report=lambda title, _: print(f"audited: {title}", file=sys.stderr, flush=True),
     )
     print(json.dumps(content, indent=1) if as_json else text)
-    if any(result["caught"] for result in content["audits"].values()):
+    refuted = any(result["caught"] for result in content["audits"].values())
+    if refuted or any(result["failed"] for result in content["checks"].values()):
         raise typer.Exit(1)
 
 

@@ -2,7 +2,8 @@
 
 An accountant gives an upper bound of ε for the pipeline that was meant. An audit gives a lower
 bound for the pipeline that there is. A claim below the lower bound is refuted; one above it has
-withstood the attack.
+withstood the attack. Beside the attacks there are checks, of what makes no guess surer: noise or
+cohorts that depend on each other, numbers off the grid, a cap that is not applied.
 """
 
 from fpfl.audit.attacks import (
@@ -12,8 +13,10 @@ from fpfl.audit.attacks import (
     HeavyUser,
     KeptModel,
     ShownMultipliers,
+    SilentUser,
 )
 from fpfl.audit.auditing import AuditResult, AuditSettings, audit
+from fpfl.audit.checks import CHECKS, CheckResult, run_check
 from fpfl.audit.scenes import Attack, Scene, Seen, Setup, User
 from fpfl.audit.statistics import (
     Bound,
@@ -27,10 +30,12 @@ from fpfl.audit.table import audit_table, default_settings, run_audit
 
 __all__ = [
     "ATTACKS",
+    "CHECKS",
     "Attack",
     "AuditResult",
     "AuditSettings",
     "Bound",
+    "CheckResult",
     "CohortSize",
     "GradientCanaries",
     "Guesses",
@@ -40,6 +45,7 @@ __all__ = [
     "Seen",
     "Setup",
     "ShownMultipliers",
+    "SilentUser",
     "User",
     "audit",
     "audit_table",
@@ -48,5 +54,6 @@ __all__ = [
     "one_run_p_value",
     "run_audit",
     "run_by_run_p_value",
+    "run_check",
     "surest",
 ]

@@ -1,7 +1,8 @@
 """The attacks: one for every way in which a broken pipeline could give a user away.
 
 All of them see what `fpfl.train` released and nothing else. They differ in where they put their
-canaries: in gradients, in counts, in multipliers, in model selection, in the size of a cohort.
+canaries: in gradients, in counts, in multipliers, in model selection, in the size of a cohort, or
+in nothing at all but the company that others are in.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from fpfl.audit.scenes import NOBODY, Attack, Scene, Seen, Setup, User, steps
 from fpfl.privacy.settings import CLIPPED, COUNTS, GRADIENTS, SELECTION
 
 Block = Literal["counts", "selection", "clipped"]
+Others = Literal["aligned", "cancelling"]
 
 
 @dataclass(frozen=True)
@@ -253,6 +255,58 @@ class CohortSize:
         return np.array([np.mean(np.log(spread))])
 
 
+@dataclass(frozen=True)
+class SilentUser:
+    """One user with many samples and no gradient, looked for in what the *others* send.
+
+    Its features are 0, and so is its gradient, exactly. Whatever part it has in the sum of
+    gradients is through others: an allowance, a path or a padding that was chosen by the largest
+    user of a chunk, or by all of a cohort.
+
+    ``"aligned"``: very many others who send the same vector of the full length C, so that whatever
+    scales all of them a little moves the sum a lot. ``"cancelling"``: fewer others, with samples
+    whose gradients cancel to a thousandth in pairs, so that whatever changes the precision of a
+    norm scales them a lot. The sum is seen along the others' direction. Models have many outputs:
+    where gradients of few samples are small against the parameters, pipelines take short cuts.
+    """
+
+    others: Others = "aligned"
+    number: int = 64000
+    samples: int = 400
+    width: int = 16
+    learns: bool = True
+
+    @property
+    def name(self) -> str:
+        """The others are part of it."""
+        return f"silent user, {self.others} others"
+
+    def coins(self, setup: Setup) -> int:
+        """One: there is one company."""
+        if setup.constraint:
+            raise ValueError("this attack is on the sum of gradients alone; use constraint=False")
+        return 1
+
+    def scene(self, coins: NDArray[np.bool_], setup: Setup) -> Scene:
+        """Heads: the silent user has many samples. Tails: one, or none."""
+        user = User(self.samples) if coins[0] else User() if setup.replaced else NOBODY
+        other = User(value=_large(setup))
+        if self.others == "cancelling":
+            other = User(2, value=_large(setup), turn=-0.999)
+        others = (other,) * self.number
+        return Scene((user, *others), self.width, steps(), outputs=self.width)
+
+    def scores(self, seen: Seen, setup: Setup) -> NDArray[np.float64]:
+        """The sum's length along the others' gradient."""
+        places = setup.places(self.width**2)
+        total = seen.v[:, places["loss_gradient"]].reshape(-1, self.width, self.width)
+        # All logits are 0 and all labels 1: ∂ℓ/∂o = 1/k − 1[class 1], and the feature is the first.
+        direction = np.full(self.width, 1.0 / self.width)
+        direction[1] -= 1.0
+        along: NDArray[np.float64] = total[:, :, 0] @ direction / np.linalg.norm(direction)
+        return np.array([along.sum()])
+
+
 ATTACKS: dict[str, Attack] = {
     attack.name: attack
     for attack in (
@@ -263,6 +317,8 @@ ATTACKS: dict[str, Attack] = {
         ShownMultipliers(),
         KeptModel(),
         CohortSize(),
+        SilentUser("aligned"),
+        SilentUser("cancelling", number=400, samples=100, width=8),
     )
 }
 """The attacks by their names."""

@@ -78,7 +78,8 @@ class User:
     """A user's samples: the same one ``times`` times over, or none at all.
 
     Features are 0 but for ``value`` in one place. The gradient is along that coordinate; where the
-    value is 0 there is none, the logit is 0 and the prediction is class 0.
+    value is 0 there is none, the logit is 0 and the prediction is class 0. Every second sample has
+    ``turn`` times the value: with −0.999, a thousandth is left of the gradients of each two.
     """
 
     times: int = 1
@@ -86,6 +87,7 @@ class User:
     value: float = 0.0
     label: int = 1
     group: int = 0
+    turn: float = 1.0
 
 
 NOBODY = User(times=0)
@@ -93,17 +95,27 @@ NOBODY = User(times=0)
 
 @dataclass(frozen=True)
 class Scene:
-    """A population in which the coins have fallen, and how to train on it."""
+    """A population in which the coins have fallen, and how to train on it.
+
+    With one output there are two classes, otherwise as many as outputs.
+    """
 
     users: tuple[User, ...]
     features: int
     optimizer: OptimizerFactory
     start: float = 0.0
     last: float | None = None
+    outputs: int = 1
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def parameters(self) -> int:
+        """How many the model has."""
+        return self.features * self.outputs
 
     def model(self) -> nn.Module:
         """A linear model without a bias, its weights at ``start``; the last one at ``last``."""
-        model = nn.Linear(self.features, 1, bias=False)
+        model = nn.Linear(self.features, self.outputs, bias=False, dtype=self.dtype)
         nn.init.constant_(model.weight, self.start)
         if self.last is not None:
             nn.init.constant_(model.weight[:, -1:], self.last)
@@ -115,16 +127,19 @@ class Scene:
         owner = torch.repeat_interleave(torch.arange(len(self.users)), sizes)
         column = {
             name: torch.tensor([getattr(user, name) for user in self.users])[owner]
-            for name in ("place", "value", "label", "group")
+            for name in ("place", "value", "label", "group", "turn")
         }
-        features = torch.zeros(len(owner), self.features)
-        features[torch.arange(len(owner)), column["place"]] = column["value"]
+        first = torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes)
+        rows = torch.arange(len(owner))
+        turned = torch.where((rows - first) % 2 == 1, column["turn"], 1.0)
+        features = torch.zeros(len(owner), self.features, dtype=self.dtype)
+        features[rows, column["place"]] = (column["value"] * turned).to(self.dtype)
         return FederatedDataset(
             features,
             column["label"],
             column["group"].unsqueeze(1)[:, : len(attributes)],
             torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)]),
-            Schema(shape=(self.features,), attributes=attributes),
+            Schema(shape=(self.features,), attributes=attributes, classes=max(2, self.outputs)),
         )
 
 

@@ -1,22 +1,36 @@
-"""The table of audits that ``fpfl audit`` shows: all conventions, all attacks."""
+"""The table of audits that ``fpfl audit`` shows: all conventions, all attacks, all checks.
+
+A whole audit of a sound pipeline raises an alarm with probability 1 − confidence at most: each of
+its rows, attacks and checks, has an equal part of that (Bonferroni).
+"""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from fpfl.audit.attacks import CohortSize, HeavyUser, KeptModel, ShownMultipliers
+from fpfl.audit.attacks import (
+    ATTACKS,
+    CohortSize,
+    HeavyUser,
+    KeptModel,
+    ShownMultipliers,
+)
 from fpfl.audit.auditing import AuditResult, AuditSettings, audit
+from fpfl.audit.checks import CHECKS, CheckResult, run_check
 from fpfl.methods import OneGradient
 from fpfl.privacy.rules import Convention
 from fpfl.privacy.settings import Clipping, Privacy
 from fpfl.users.local import FederatedAveraging
 
-Report = Callable[[str, AuditResult], None]
+Report = Callable[[str, AuditResult | CheckResult], None]
+
+CONFIDENCE = 0.999
+"""A sound pipeline passes a whole audit with this probability at least."""
 
 FIXED_SHARE = 0.9
 """The cohort's share in audits of cohorts of a fixed size. Their accountant (Rényi DP) is tight
@@ -29,9 +43,9 @@ def default_settings(
     epsilon: float = 2.0,
     convention: str = "all",
     canaries: int = 200,
-    runs: int = 200,
+    runs: int = 300,
     rounds: int = 10,
-    confidence: float = 0.95,
+    confidence: float = CONFIDENCE,
 ) -> dict[str, AuditSettings]:
     """The audits of the table, by what each of them is about.
 
@@ -41,9 +55,11 @@ def default_settings(
         ε to calibrate to, by each convention's own words.
     convention
         One of the conventions, or ``"all"``.
-    canaries, runs, rounds, confidence
+    canaries, runs, rounds
         As in `AuditSettings`. δ is 1/(10 K), where K is ``canaries`` or, in attacks with one
-        canary a run, two or three users.
+        canary a run, the users of their scene.
+    confidence
+        Of the whole audit, all rows and checks together.
     """
     known = get_args(Convention)
     if convention not in ("all", *known):
@@ -55,7 +71,6 @@ def default_settings(
         rounds=rounds,
         canaries=canaries,
         runs=runs,
-        confidence=confidence,
     )
 
     def other(
@@ -107,10 +122,28 @@ def default_settings(
         "selection's counts": replace(selection, attack=HeavyUser("selection")),
         "selection of a model": replace(selection, attack=KeptModel(), rounds=8),
         "size of a cohort": replace(alone, attack=CohortSize()),
+        "counts in the joint norm": replace(
+            other(alone, Clipping(1.0, selection_share=0.01)),
+            attack=HeavyUser("counts"),
+            constraint=True,
+        ),
+        "company, many others": replace(alone, attack=ATTACKS["silent user, aligned others"]),
+        "company, others who cancel": replace(
+            alone, attack=ATTACKS["silent user, cancelling others"]
+        ),
     }
-    return {
+    kept = {
         title: row for title, row in rows.items() if convention in ("all", row.privacy.convention)
     }
+    each = 1.0 - level(confidence, len(kept))
+    return {title: replace(row, confidence=each) for title, row in kept.items()}
+
+
+def level(confidence: float, rows: int) -> float:
+    """The chance of a false alarm that each of so many audits, and each check, may have."""
+    if not 0.0 < confidence < 1.0:
+        raise ValueError(f"confidence is {confidence}; give a number between 0 and 1, e.g. 0.999")
+    return (1.0 - confidence) / (rows + len(CHECKS))
 
 
 def audit_table(
@@ -125,19 +158,33 @@ def audit_table(
     return results
 
 
+def check_table(each: float, report: Report | None = None) -> dict[str, CheckResult]:
+    """Run the checks, each at the given level; ``report`` is called with each that is done."""
+    results = {}
+    for name in CHECKS:
+        results[name] = run_check(name, each)
+        if report is not None:
+            report(name, results[name])
+    return results
+
+
 def run_audit(
     settings: Mapping[str, AuditSettings],
     *,
+    confidence: float = CONFIDENCE,
     about: Callable[[float], Mapping[str, Any]] | None = None,
     out: Path | None = None,
     report: Report | None = None,
 ) -> tuple[str, dict[str, Any]]:
-    """Audit, and return the table as text and as plain values.
+    """Audit, check, and return the table as text and as plain values.
 
     Parameters
     ----------
     settings
         What `default_settings` gave, or audits of your own.
+    confidence
+        Of the whole audit: decides the checks' level. Audits have their own, and those of
+        `default_settings` leave the checks' share.
     about
         Called with the seconds it took, for what a reader needs to place the figures (command,
         date, machine): goes into the file.
@@ -147,18 +194,24 @@ def run_audit(
         As for `audit_table`.
     """
     began = time.perf_counter()
+    checks = check_table(level(confidence, len(settings)), report)
     results = audit_table(settings, report)
-    content = as_content(results, about(time.perf_counter() - began) if about else {}, out)
-    return as_text(results), content
+    told = about(time.perf_counter() - began) if about else {}
+    content = as_content(results, dict(told) | {"confidence": confidence}, out, checks)
+    return f"{as_text(results)}\n\n{checks_as_text(checks)}", content
 
 
 def as_content(
-    results: Mapping[str, AuditResult], about: Mapping[str, Any], out: Path | None = None
+    results: Mapping[str, AuditResult],
+    about: Mapping[str, Any],
+    out: Path | None = None,
+    checks: Mapping[str, CheckResult] | None = None,
 ) -> dict[str, Any]:
     """The table as plain values, which are also written to a file where one is given."""
     content = {
         "about": dict(about) | {"seeds": "none: coins, cohorts and noise are the system's"},
         "audits": {title: result.as_dict() for title, result in results.items()},
+        "checks": {title: result.as_dict() for title, result in (checks or {}).items()},
     }
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -182,12 +235,8 @@ def as_text(results: Mapping[str, AuditResult]) -> str:
                 verdict(result),
             )
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-    levels = {f"{100 * result.confidence:g} %" for result in results.values()}
+    lines = _aligned(rows)
+    levels = {f"{100 * result.confidence:.7g} %" for result in results.values()}
     lines += [
         "",
         f"Each bound holds with a confidence of {' or '.join(sorted(levels))}, by itself. A claim "
@@ -195,6 +244,27 @@ def as_text(results: Mapping[str, AuditResult]) -> str:
         "withstood this attack, which is no proof.",
     ]
     return "\n".join(lines)
+
+
+def checks_as_text(checks: Mapping[str, CheckResult]) -> str:
+    """The checks for a terminal."""
+    rows = [("check", "found", "p", "level", "verdict")]
+    rows += [
+        (title, each.found, f"{each.p_value:.2g}", f"{each.level:.2g}",
+         "FAILED" if each.failed else "holds")
+        for title, each in checks.items()
+    ]  # fmt: skip
+    lines = _aligned(rows)
+    lines += ["", "A check fails where its p-value is at or below its level."]
+    return "\n".join(lines)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
 
 
 def verdict(result: AuditResult) -> str:
