@@ -154,7 +154,7 @@ def test_rows_in_another_order_are_the_same_users_and_groups() -> None:
     assert one.run_.settings["population"] == len(np.unique(users))
     assert one.schema_.samples_per_user == 400 / len(np.unique(users))
     alone = FairPrivateClassifier(**settings).fit(X, y, sensitive_features=s)
-    assert alone.schema_.population == 400
+    assert alone.run_.settings["population"] == 400
 
 
 def test_groups_are_those_of_the_rows() -> None:

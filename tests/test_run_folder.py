@@ -458,6 +458,28 @@ def test_more_rounds_after_looking_go_through_the_filter(tmp_path: Path) -> None
     assert run.privacy.delta == pytest.approx(2 / 300)
     assert "privacy filter, Rényi DP at order" in str(run.privacy)
     assert "fixed before the run" in str(run.privacy)
+    # Whoever sees more is not promised more, and as the file has it.
+    assert run.privacy.epsilon_server >= run.privacy.epsilon
+    assert run.privacy.delta_server >= run.privacy.delta
+    said = json.loads((tmp_path / "run" / "result.json").read_text())["privacy"]
+    assert said["epsilon_server"] == run.privacy.epsilon_server
+    assert [term["name"][:22] for term in said["delta_terms"]] == ["noise in whole numbers"]
+    assert said["contributions"] == ledger.contributions == "alone"
+    assert said["assumptions"] == list(run.privacy.assumptions)
+    assert len(said["assumptions"]) == 1
+
+
+def test_a_changed_run_stops_at_what_was_fixed_against_the_server(tmp_path: Path) -> None:
+    """Smaller cohorts cost others less, and a server that knows them as much as before."""
+    private = fpfl.Privacy(noise_multiplier=2.0, budget=8.0)
+    train(tmp_path / "run", noise_seed=None, privacy=private)
+    run = go_on(tmp_path / "run", noise_seed=None, privacy=private, rounds=10_000, cohort=1)
+    assert "against a server that knows the cohorts" in str(run.stopped)
+    ledger = RunLedger.look(tmp_path / "run" / "ledger.jsonl")
+    assert ledger.server is not None
+    assert ledger.spent == ledger.server.rounds < 10_000
+    assert run.privacy is not None
+    assert run.privacy.participations == ledger.server.rounds
 
 
 def test_the_filter_stops_before_the_round_that_would_exceed_the_budget(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def evaluate(
     model.load_state_dict(load_file(run / "model.safetensors"))
     plan = plan_heldout(
         people.schema,
-        population=people.population,
+        population=people.K,
         constraint=constraint,
         epsilon=epsilon,
         delta=delta,

@@ -14,6 +14,7 @@ from fpfl.heldout.plan import HeldoutPlan
 from fpfl.heldout.result import PrivateEvaluation
 from fpfl.privacy.gaussian import gaussian_noise_multiplier
 from fpfl.privacy.plan import Block, Neighbours, PrivacyPlan
+from fpfl.privacy.remarks import check_declared
 from fpfl.privacy.settings import JOINT
 from fpfl.thirdparty import NoiseSource
 
@@ -108,9 +109,10 @@ def evaluate_privately(
     noise
         Where the noise comes from; the operating system's randomness when it is not given.
     """
+    check_declared(neighbours, data.schema.population is not None)
     plan = plan_heldout(
         data.schema,
-        population=data.population,
+        population=data.K,
         constraint=constraint,
         epsilon=epsilon,
         delta=delta,

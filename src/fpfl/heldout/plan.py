@@ -127,9 +127,9 @@ class HeldoutPlan:
         other = schema.difference(data.schema)
         if other is not None:
             raise ValueError(f"the plan and the data have different schemas: {other}")
-        if data.population != self.population:
+        if self.population != data.K:
             raise ValueError(
-                f"the data has {data.population:,} users; the plan was made for "
+                f"the data has {data.K:,} users; the plan was made for "
                 f"{self.population:,}: make one for these, plan_heldout(population=...)"
             )
         parameter = next(model.parameters(), torch.zeros(()))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from fpfl.privacy.remarks import who_is_public, whole_numbers
 from fpfl.privacy.statement import SEEDED_NOISE, round_up
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ def statement(plan: HeldoutPlan, *, seeded: bool) -> list[str]:
         f"{reach} at most, C = {plan.clip:.4g} (ℓ2); each has Gaussian noise of "
         f"{plan.noise_stddev:.4g} (standard deviation). Every figure is computed from them; "
         "nothing else was looked at.",
+        who_is_public(plan.neighbours, None),
+        f"To δ adds noise in whole numbers: {whole_numbers(plan.epsilon, 1.0, counts)[1]:.2g}.",
         "Held-out users must be other people than the training users: whoever is both pays both "
         "prices, which add up. So does every further evaluation of the same users, of whatever "
         "model.",

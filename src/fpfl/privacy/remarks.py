@@ -56,7 +56,6 @@ BREACH = 2.0**-40
 """The chance that a session's graph lets secrets of secure aggregation be put together."""
 
 _GRID = 2.0**48
-_NEGLIGIBLE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -89,16 +88,18 @@ class Beyond:
     assumptions: tuple[str, ...] = ()
 
 
-def whole_numbers(epsilon: float, delta: float, numbers: int) -> tuple[float, float]:
+def whole_numbers(
+    epsilon: float, delta: float, numbers: int, part: float = 1e-3
+) -> tuple[float, float]:
     """What noise in whole numbers adds to ε and to δ: the module's bounds.
 
-    The additive one as long as it is a thousandth of δ at most.
+    The additive one, which leaves ε as it is, as long as it is this part of δ at most.
     """
     if numbers == 0:
         return 0.0, 0.0
     additive = math.exp(min(epsilon, 700.0)) + 1
     additive *= math.sqrt(numbers) * 2.0**-53
-    if additive <= _NEGLIGIBLE * delta:
+    if additive <= part * delta:
         return 0.0, additive
     kappa = (numbers + epsilon + 42) / (3 * _GRID)
     return kappa, kappa * delta + 2.0**-59

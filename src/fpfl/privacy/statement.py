@@ -221,7 +221,7 @@ class PrivacyStatement:
                 more, value = whole_numbers(max(known), self.delta, run.numbers)
                 terms.append(DeltaTerm(f"noise in whole numbers ({run.numbers:,} of them)", value))
             most = max(self.epsilon_server, self.epsilon_server_real or 0.0)
-            more_server, value = whole_numbers(most, self.delta_server, run.numbers)
+            more_server, value = whole_numbers(most, self.delta_server, run.numbers, part=1e-7)
             server_terms.append(DeltaTerm("noise in whole numbers", value))
         if self.aggregation is not None:
             sessions = self.rounds * self.aggregation.attempts
