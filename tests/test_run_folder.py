@@ -646,7 +646,8 @@ def test_a_withdrawal_is_honoured_from_the_next_round_and_recorded(
         return real(self, round, *broadcast)
 
     def chunks(self: CohortEngine, users: np.ndarray, *how: Any) -> Any:
-        drawn[rounds[-1]] = set(users.tolist())
+        if rounds:  # made-up users are computed before the first
+            drawn[rounds[-1]] = set(users.tolist())
         return compute(self, users, *how)
 
     monkeypatch.setattr(CohortEngine, "chunks", chunks)

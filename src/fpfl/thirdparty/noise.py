@@ -14,7 +14,7 @@ whole numbers are changed by a whole vector of length at most Δ and σ = 2²⁴
   discrete Gaussian has a Kullback-Leibler divergence of 1/(576 σ⁴) from that one, up to a relative
   error of the order σ⁻². So all N numbers that a run releases are within √(N/1152)/σ² < √N · 2⁻⁵³
   of it in total variation (Pinsker), and δ grows by (1 + e^ε) √N · 2⁻⁵³ at most: by 3 · 10⁻¹¹ for
-  a billion numbers at ε = 2. That is neglected.
+  a billion numbers at ε = 2. A statement's δ has that term (`fpfl.privacy.remarks`).
 """
 
 from __future__ import annotations
