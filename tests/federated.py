@@ -21,6 +21,7 @@ from fpfl.randomness import RoundStreams
 from fpfl.run import Run
 from fpfl.server.ranks import Ranks
 from fpfl.server.simulation import Simulation
+from fpfl.thirdparty.clipping import steps_of
 from fpfl.thirdparty.encoding import in_ring
 from fpfl.thirdparty.sums import ThirdParty
 
@@ -160,7 +161,8 @@ class InjectedShares(ThirdParty):
         assert bits is not None
         size = self.agreed.encoding.size
         shares = [TestChance(seed, i, 0).noise(size, bits, round) for i in range(self.agreed.nodes)]
-        return total + self.agreed.encoding.decoded(in_ring(np.sum(shares, axis=0)), round)
+        users = total * steps_of(self.rules, self.size, total.device)
+        return users + self.agreed.encoding.decoded(in_ring(np.sum(shares, axis=0)), round)
 
 
 def simulated(agreed: Agreement, data: FederatedDataset) -> Run:

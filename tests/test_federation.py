@@ -173,7 +173,9 @@ def test_a_trusted_server_adds_the_noise_and_the_statement_says_so():
         seed=5, noise_seed=5,
     )  # fmt: skip
     error = float((parameters(one) - parameters(other)).norm())
-    assert error <= 2 * 3 * step_bound(seeded) + 1e-6
+    # The ring's rounding has room in the noise: a thousandth more of it than in the simulation.
+    moved = float((parameters(other) - seeded.flat.vector()).norm())
+    assert error <= 2 * 3 * step_bound(seeded) + 1e-3 * moved
 
 
 def test_a_node_with_one_user_does_the_same_work_either_way(monkeypatch):

@@ -87,7 +87,8 @@ class Simulation:
             total = self.third_party.noised(total, round)
             if self.journal is not None:
                 self.journal.wait()
-        v = self.ranks.from_first(total).to(w.dtype)
+        # Elsewhere it is still the sum in whole steps: what comes is a number of double precision.
+        v = self.ranks.from_first(total.double()).to(w.dtype)
         if self.journal is not None:
             self.journal.log(round, v)
         return v
