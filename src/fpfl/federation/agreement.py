@@ -79,7 +79,8 @@ class Agreement:
         Without privacy: a bound, which numbers in a ring cannot do without.
     least
         A sum is opened only with so many nodes' contributions in it; by default more than two
-        thirds of all nodes (of those that are picked, on average).
+        thirds of all nodes (of those that are picked), and never fewer than secure aggregation's
+        threshold, which is the same where all nodes are each other's neighbours.
     colluders
         So many of them may tell the server all they know: noise is calibrated to the others. By
         default a fifth of the same.
@@ -149,14 +150,12 @@ class Agreement:
         for name, least in (("nodes", 3), ("attempts", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
-        asked = self.nodes
-        if convention == "picked":
-            asked = self.nodes * self.cohort // self.population
-            if asked < 3:
-                raise ValueError(
-                    f"of {self.nodes} nodes {asked} would be picked for a round, and a sum needs "
-                    "3: raise the cohort"
-                )
+        asked = self.asked
+        if asked < 3:
+            raise ValueError(
+                f"of {self.nodes} nodes {asked} would be picked for a round, and a sum needs 3: "
+                "raise the cohort"
+            )
         enough = 2 * asked // 3 + 1 if self.least is None else self.least
         colluders = asked // 5 if self.colluders is None else self.colluders
         if not 0 <= colluders <= enough - 2 or enough > asked:
@@ -170,11 +169,37 @@ class Agreement:
             self.nodes, enough, colluders, shares, self.test_seed is not None, self.hold > 0.0
         )
         object.__setattr__(self, "aggregation", parts)
-        for nodes in (enough, asked):
-            self.graph(nodes)  # refuses what secure aggregation cannot do
+        threshold = self.graph.threshold  # refuses what secure aggregation cannot do
+        if enough < threshold:
+            raise ValueError(
+                f"of {asked} nodes least={enough} must answer, but secure aggregation opens no sum "
+                f"of fewer than {threshold}: leave least out, or raise it to {threshold}"
+            )
         check_words(self.chosen_selection, None, self.selection_window, "float32")
 
     # --- what follows from it -----------------------------------------------------------------
+
+    @property
+    def asked(self) -> int:
+        """How many nodes are asked in a round at most: all, or as many as the server picks.
+
+        ⌊nodes · m/K⌋ are picked, where they are.
+        """
+        if self.privacy is not None and self.privacy.convention == "picked":
+            return self.nodes * self.cohort // self.population
+        return self.nodes
+
+    @cached_property
+    def graph(self) -> GraphChoice:
+        """Neighbours and threshold of every session, however many nodes it finds there.
+
+        With the number that a server says it asked, it could choose them: say a larger one and
+        have few neighbours and a low threshold where all nodes and two thirds were agreed on.
+        """
+        nodes, parts = self.asked, self.aggregation
+        # Beyond a third nothing is recovered where all are each other's neighbours.
+        dropping = min(nodes - parts.least, nodes - (2 * nodes // 3 + 1))
+        return choose_graph(nodes, parts.colluders, dropping, fewest=parts.least)
 
     @cached_property
     def chosen(self) -> Method:
@@ -338,13 +363,6 @@ class Agreement:
             "test_seed": self.test_seed,
         }
         return hashlib.sha256(json.dumps(said, sort_keys=True, default=repr).encode()).digest()[:16]
-
-    def graph(self, nodes: int) -> GraphChoice:
-        """Neighbours and threshold where so many nodes are asked."""
-        parts = self.aggregation
-        # Beyond a third nothing is recovered where all are each other's neighbours.
-        dropping = min(max(0, nodes - parts.least), nodes - (2 * nodes // 3 + 1))
-        return choose_graph(nodes, parts.colluders, dropping)
 
     def engine(self, data: FederatedDataset) -> CohortEngine:
         """What computes v^k on a node's data."""

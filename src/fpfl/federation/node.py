@@ -24,8 +24,8 @@ from fpfl.federation.secagg import (
     unmask,
 )
 
-RUN_BYTES, NODES_BYTES = 16, 4
-"""A session's run is an id, the agreement's fingerprint, and how many nodes were asked."""
+RUN_BYTES = 16
+"""A session's run is an id of so many bytes, and the agreement's fingerprint."""
 
 if TYPE_CHECKING:
     import numpy as np
@@ -86,19 +86,17 @@ def _vector(
 
     contribution = make()
     agreement, session = contribution.agreement, state.session
-    nodes = int.from_bytes(session.run[-NODES_BYTES:], "big")
     agreed = {
-        "fingerprint": (session.run[RUN_BYTES:-NODES_BYTES], agreement.fingerprint),
+        "fingerprint": (session.run[RUN_BYTES:], agreement.fingerprint),
         "size": (session.size, agreement.encoding.size),
         "least": (session.least, agreement.aggregation.least),
+        "graph": (GraphChoice(session.degree, session.threshold), agreement.graph),
     }
     wrong = [name for name, (given, expected) in agreed.items() if given != expected]
-    if nodes < agreement.aggregation.least:
+    # The threshold is more than two thirds of those that were agreed on: of more nodes, all of
+    # them enrolled, half might do for one of a node's secrets and half for the other.
+    if len(state.peers) + 1 > agreement.asked:
         wrong.append("number of nodes")
-    elif GraphChoice(session.degree, session.threshold) != agreement.graph(nodes):
-        wrong.append("graph")
-    if session.degree is None and 3 * session.threshold <= 2 * (len(state.peers) + 1):
-        wrong.append("threshold")
     if wrong:
         raise Refused(
             state.name,

@@ -24,7 +24,6 @@ from torch import Tensor
 from fpfl.fairness.weights import Weights
 from fpfl.federation.agreement import Agreement
 from fpfl.federation.contributing import broadcast
-from fpfl.federation.node import NODES_BYTES
 from fpfl.federation.secagg import (
     Abandoned,
     Aggregation,
@@ -87,6 +86,8 @@ class Federated:
     journal: Journal | None = None
     names: dict[int, str] = field(default_factory=dict)
     excluded: set[str] = field(default_factory=set)
+    doubted: set[int] = field(default_factory=set)
+    """Those that were asked in this round and showed no keys that count."""
 
     def release(self, round: int, w: Tensor, weights: Weights | None = None) -> Tensor:
         """Run one round at w; one that was released before a run was resumed is not run again."""
@@ -95,6 +96,7 @@ class Federated:
             if known is not None:
                 return known.to(w.device, w.dtype)
         failures = []
+        self.doubted.clear()
         for attempt in range(1, self.agreement.attempts + 1):
             try:
                 v = self._noised(self._attempt(round, w, weights), round).to(w.dtype)
@@ -120,7 +122,7 @@ class Federated:
     def _attempt(self, round: int, w: Tensor, weights: Weights | None) -> Tensor:
         """Σ of the survivors' vectors, decoded."""
         nodes = self._asked()
-        session = self._session(round, len(nodes))
+        session = self._session(round)
         places, aggregation = self._advertised(session, nodes)
         while aggregation.step != "done":
             step = aggregation.step
@@ -148,23 +150,19 @@ class Federated:
         nodes = [node for node in found if self.names.get(node) not in self.excluded]
         privacy = agreement.privacy
         if privacy is not None and privacy.convention == "picked":
-            chosen = [
-                node for node in nodes if secrets.randbelow(agreement.population) < agreement.cohort
-            ]
-            # Nothing is claimed for how they are picked: those that are missing are filled up.
-            rest = [node for node in nodes if node not in chosen]
-            while len(chosen) < least and rest:
-                chosen.append(rest.pop(secrets.randbelow(len(rest))))
-            nodes = sorted(chosen)
+            # Nothing is claimed for how they are picked. Who is a stranger shows when it is asked:
+            # in the next attempt it takes nobody's place.
+            secrets.SystemRandom().shuffle(nodes)
+            nodes = sorted(sorted(nodes, key=self.doubted.__contains__)[: agreement.asked])
         if len(nodes) < least:
             raise Abandoned(f"{len(nodes)} nodes can be reached, and {least} must be.", False, 0)
         return nodes
 
-    def _session(self, round: int, nodes: int) -> Session:
+    def _session(self, round: int) -> Session:
         agreement = self.agreement
-        graph = agreement.graph(nodes)
+        graph = agreement.graph  # whoever is there, or says so
         return Session(
-            run=self.run + agreement.fingerprint + nodes.to_bytes(NODES_BYTES, "big"),
+            run=self.run + agreement.fingerprint,
             round=round,
             # Never the same again, not even by a server that was started anew.
             attempt=secrets.randbelow(2**62),
@@ -178,6 +176,8 @@ class Federated:
         """Ask everybody for keys: the answers say who is where."""
         answers: dict[str, Message] = {}
         places: dict[str, int] = {}
+        indices: dict[str, int] = {}
+        self.doubted.update(nodes)
         request = session.to_message()
         found = self.courier.exchange(dict.fromkeys(nodes, request), self.agreement.timeout)
         for node, answer in found:
@@ -195,11 +195,18 @@ class Federated:
                 log.warning("node %d is refused: %s is there already", node, credential.name)
                 continue
             places[credential.name] = node
+            indices[credential.name] = credential.index
             self.names[node] = credential.name
+            self.doubted.discard(node)
             answers.setdefault(credential.name, answer)
-        aggregation = Aggregation(session, self.authority, answers)
-        for name, answer in answers.items():
-            self._take(aggregation, places[name], answer)
+        # More than were agreed on would have all of them refuse: those enrolled last are left out.
+        first = sorted(answers, key=indices.__getitem__)
+        for name in first[self.agreement.asked :]:
+            log.warning("%s is left out: %d nodes were agreed on", name, self.agreement.asked)
+        names = first[: self.agreement.asked]
+        aggregation = Aggregation(session, self.authority, names)
+        for name in names:
+            self._take(aggregation, places[name], answers[name])
         aggregation.close_step()
         return places, aggregation
 

@@ -17,12 +17,14 @@ How large k and t have to be: let n nodes take part, at most c of them colluding
 at most d dropping out. With X colluding and Y dropped among a node's k neighbours, both
 hypergeometric (k drawn from n − 1, of which c or d are marked), three things may go wrong:
 
-    a node's colluding neighbours recover its secrets        n · P[X ≥ t]
+    a node's colluding neighbours recover its secrets        n · P[X ≥ t]    (c of a − 1)
     the honest survivors fall apart in groups, each of
     which has its own sum (two gaps of k/2 on the circle)    n(n−1)/2 · C(n−k, b−k)/C(n, b)
     too few neighbours are left for some node                n · P[k − Y < t]
 
-with b = c + d. The first two are each kept below 2^−(privacy_bits + 1) and the third below
+with b = c + d. Where fewer than n take part, c is a larger part of them: the first is computed for
+the fewest, a of them. The others are largest with all n, since those who never came are some of
+the d. The first two are each kept below 2^−(privacy_bits + 1) and the third below
 2^−correctness_bits. All three are ratios of binomial coefficients, compared as whole numbers:
 nothing is rounded.
 """
@@ -36,7 +38,7 @@ from math import comb
 from fpfl.federation.secagg.primitives import digest
 from fpfl.federation.secagg.session import Session
 
-COMPLETE_UP_TO = 50
+COMPLETE_UP_TO = 100
 """So many nodes are all each other's neighbours."""
 
 _ORDER = b"fpfl secagg order 1"
@@ -79,6 +81,7 @@ def choose_graph(
     colluding: int,
     dropping: int,
     *,
+    fewest: int | None = None,
     privacy_bits: int = 40,
     correctness_bits: int = 20,
     complete_up_to: int = COMPLETE_UP_TO,
@@ -92,6 +95,8 @@ def choose_graph(
     colluding, dropping
         c and d: how many of them may tell the server all they know, and how many may fall silent
         at any step.
+    fewest
+        a, the fewest that may take part from the beginning; by default all n.
     privacy_bits, correctness_bits
         The probability of a breach is at most 2^−privacy_bits, that of a sum which fails for want
         of shares, with at most d drop-outs, at most 2^−correctness_bits, in one session.
@@ -105,21 +110,23 @@ def choose_graph(
         complete graph t = ⌊2n/3⌋ + 1, with which at most one of a node's two secrets can ever be
         recovered while fewer than a third collude, whatever the server does.
     """
-    for name, value, fewest in (("nodes", nodes, 2), ("colluding", colluding, 0),
+    for name, value, lowest in (("nodes", nodes, 2), ("colluding", colluding, 0),
                                 ("dropping", dropping, 0)):  # fmt: skip
-        if type(value) is not int or not fewest <= value <= max(fewest, nodes):
+        if type(value) is not int or not lowest <= value <= max(lowest, nodes):
             raise ValueError(
-                f"{name} must be a whole number from {fewest} to nodes, but got {value!r}."
+                f"{name} must be a whole number from {lowest} to nodes, but got {value!r}."
             )
     if colluding + dropping >= nodes - 1:
         raise ValueError(
             f"of {nodes} nodes {colluding} may collude and {dropping} drop out: fewer than two "
             "honest ones are left, whose sum hides nothing. Ask more nodes."
         )
+    few = nodes if fewest is None else fewest
     for degree in range(2, nodes - 1 if nodes > complete_up_to else 0, 2):
-        if _falls_apart(nodes, colluding + dropping, degree, privacy_bits + 1):
+        missing = max(dropping, nodes - few)
+        if _falls_apart(nodes, colluding + missing, degree, privacy_bits + 1):
             continue
-        private = _least_threshold(nodes, colluding, degree, privacy_bits + 1)
+        private = _least_threshold(nodes, few, colluding, degree, privacy_bits + 1)
         correct = _largest_threshold(nodes, dropping, degree, correctness_bits)
         if private <= correct:
             return GraphChoice(degree, correct)
@@ -141,11 +148,12 @@ def _falls_apart(nodes: int, bad: int, degree: int, bits: int) -> bool:
     return pairs * comb(nodes - degree, bad - degree) << bits > comb(nodes, bad)
 
 
-def _least_threshold(nodes: int, marked: int, degree: int, bits: int) -> int:
-    """The smallest t with n · P[X ≥ t] ≤ 2^−bits, at least 2."""
-    whole, tail, t = comb(nodes - 1, degree), 0, degree + 1
+def _least_threshold(nodes: int, few: int, marked: int, degree: int, bits: int) -> int:
+    """The smallest t with n · P[X ≥ t] ≤ 2^−bits where a take part, at least 2."""
+    degree = min(degree, few - 1)  # all of them are neighbours then
+    whole, tail, t = comb(few - 1, degree), 0, degree + 1
     while t > 2:
-        tail += comb(marked, t - 1) * comb(nodes - 1 - marked, degree - t + 1)
+        tail += comb(marked, t - 1) * comb(few - 1 - marked, degree - t + 1)
         if nodes * tail << bits > whole:
             break
         t -= 1
