@@ -32,7 +32,7 @@ from fpfl.federation import FederationError, contributing, federate
 from fpfl.federation.agreement import Agreement
 from fpfl.federation.contributing import Contribution, SystemChance, TestChance, broadcast, received
 from fpfl.federation.rounds import Federated
-from fpfl.federation.secagg import Authority, GraphChoice
+from fpfl.federation.secagg import Abandoned, Authority, GraphChoice
 from fpfl.federation.secagg.client import _signed
 from fpfl.privacy.ledger import RunLedger
 from fpfl.thirdparty.encoding import in_ring
@@ -672,3 +672,23 @@ def test_warnings_are_not_errors():
     with warnings.catch_warnings():
         warnings.simplefilter("error", DeprecationWarning)
         federated(agreement(rounds=1))
+
+
+def test_sums_that_fail_after_they_were_opened_count_without_a_folder(monkeypatch):
+    """Every other sum is lost after it was opened: no more are opened than were planned."""
+    agreed = agreement(rounds=6)
+    courier = Memory(agreed)
+    real, calls = Federated._noised, []
+
+    def failing(self, total, round):
+        calls.append(round)
+        if len(calls) % 2:
+            raise Abandoned("the server fell over", False, 0)
+        return real(self, total, round)
+
+    monkeypatch.setattr(Federated, "_noised", failing)
+    with pytest.warns(fpfl.FpflWarning, match="planned sums have been opened"):
+        run = federated(agreed, courier)
+    assert len(calls) == 6
+    assert len(run.history) == 3
+    assert "planned sums have been opened" in run.stopped

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -45,6 +45,7 @@ from fpfl.thirdparty.clipping import ClipRule, clip_rules
 from fpfl.thirdparty.encoding import RESERVE, Encoding
 from fpfl.thirdparty.noise import SeededNoise, SystemNoise
 from fpfl.thirdparty.sums import ThirdParty
+from fpfl.users import company
 from fpfl.users.engine import CohortEngine, make_layout
 from fpfl.users.flat import FlatModel
 from fpfl.users.layout import Basis, Layout
@@ -166,8 +167,9 @@ class Agreement:
             )
         shares = self.privacy is not None and convention in SHARED
         parts = Aggregation(
-            self.nodes, enough, colluders, shares, self.test_seed is not None, self.hold > 0.0
-        )
+            self.nodes, enough, colluders, shares, self.test_seed is not None, self.hold > 0.0,
+            attempts=self.attempts,
+        )  # fmt: skip
         object.__setattr__(self, "aggregation", parts)
         threshold = self.graph.threshold  # refuses what secure aggregation cannot do
         if enough < threshold:
@@ -365,7 +367,13 @@ class Agreement:
         return hashlib.sha256(json.dumps(said, sort_keys=True, default=repr).encode()).digest()[:16]
 
     def engine(self, data: FederatedDataset) -> CohortEngine:
-        """What computes v^k on a node's data."""
+        """What computes v^k on a node's data, tried on made-up users once in a process."""
+        engine = self._engine(data)
+        if "_alone" not in self.__dict__:
+            self.__dict__["_alone"] = company.checked(engine)[0].alone
+        return replace(engine, alone=True) if self.__dict__["_alone"] else engine
+
+    def _engine(self, data: FederatedDataset) -> CohortEngine:
         method = self.chosen
         w = self.flat.vector()
         return CohortEngine(

@@ -34,6 +34,7 @@ from fpfl.federation.secagg import (
     Session,
 )
 from fpfl.federation.secagg.answers import read_advert
+from fpfl.privacy.rules import BudgetExhaustedError
 from fpfl.server.journal import Journal, Past
 
 log = logging.getLogger("fpfl.federation")
@@ -86,6 +87,8 @@ class Federated:
     journal: Journal | None = None
     names: dict[int, str] = field(default_factory=dict)
     excluded: set[str] = field(default_factory=set)
+    opened: list[int] = field(default_factory=list)
+    """The rounds of all sums that were opened, where no ledger counts them."""
     doubted: set[int] = field(default_factory=set)
     """Those that were asked in this round and showed no keys that count."""
 
@@ -218,9 +221,22 @@ class Federated:
             log.warning("an answer is refused: %s", error)
 
     def _charge(self, round: int) -> None:
+        """Count a sum that is about to be opened; one beyond the planned rounds is not.
+
+        By the ledger, or here where there is none: an attempt that fails later was paid for, and
+        the statement is of T sums.
+        """
         if self.journal is not None:
             self.journal.charge(round)
             self.journal.wait()
+            return
+        if self.agreement.plan is not None and len(self.opened) >= self.agreement.rounds:
+            raise BudgetExhaustedError(
+                f"the budget is spent: all {self.agreement.rounds} planned sums have been opened, "
+                f"some of them in attempts that failed later, so round {round} is not released. "
+                "The model so far is kept"
+            )
+        self.opened.append(round)
 
     def _noised(self, total: Tensor, round: int) -> Tensor:
         """With the server's noise, where it is the one that adds it."""
