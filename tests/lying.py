@@ -131,7 +131,7 @@ class Lying:
         for half, other in (halves, halves[::-1]):
             missing = max(0, self.session.least - len(half))
             more = [f"nobody-{i}" for i in range(missing)] if self.invented else other[:missing]
-            survivors.update(dict.fromkeys(half, {*half, *more}))
+            survivors.update({name: {*half, *more} for name in half})
         consents = self._step(
             "consent", {name: {"survivors": sorted(of)} for name, of in survivors.items()}
         )
