@@ -53,7 +53,7 @@ def whole_sum(weights: Tensor, rows: Tensor, member: Tensor | None = None) -> tu
     groups = 1 if member is None else member.shape[1]
     total = rows.new_zeros(groups, width, dtype=torch.int64)
     squares = rows.new_zeros(count, dtype=torch.float64)
-    at_once = min(ROWS, max(1, AT_ONCE[rows.device.type] // max(1, width)))
+    at_once = min(ROWS, max(1, AT_ONCE.get(rows.device.type, 2**17) // max(1, width)))
     for start in range(0, count, at_once):
         part = slice(start, start + at_once)
         whole = rows[part] * weights[part].unsqueeze(1)
