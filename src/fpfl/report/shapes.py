@@ -40,6 +40,9 @@ _STATEMENT: dict[str, Any] = {
     "epsilon_server_real": int | float | None,
     "seeded_noise": bool,
     "seeded_cohorts": bool,
+    "aggregation": dict | None,
+    "filter_order": int | float | None,
+    "contributions": str | None,
 }
 _BLOCK: dict[str, Any] = {
     "name": str,
