@@ -52,18 +52,25 @@ def whole_sum(weights: Tensor, rows: Tensor, member: Tensor | None = None) -> tu
     count, width = rows.shape
     groups = 1 if member is None else member.shape[1]
     total = rows.new_zeros(groups, width, dtype=torch.int64)
-    squares = rows.new_zeros(count, dtype=torch.float64)
+    norms = rows.new_zeros(count, dtype=torch.float64)
     at_once = min(ROWS, max(1, AT_ONCE.get(rows.device.type, 2**17) // max(1, width)))
-    for start in range(0, count, at_once):
-        part = slice(start, start + at_once)
-        whole = rows[part] * weights[part].unsqueeze(1)
-        whole = whole.round_().clamp_(-LARGEST, LARGEST)
-        torch.linalg.vector_norm(whole, dim=1, out=squares[part])
-        if member is None:
-            total[0] += whole.sum(dim=0).long()
-        else:
-            total += (member[part].to(whole.dtype).T @ whole).long()
-    return (total[0] if member is None else total), squares.square_()
+    # One piece of memory for all: getting it anew costs more than the sums.
+    buffer = rows.new_empty(min(at_once, count), width, dtype=torch.float64)
+    for piece in range(0, count, ROWS):
+        sums = rows.new_zeros(groups, width, dtype=torch.float64)
+        last = min(piece + ROWS, count)
+        for start in range(piece, last, at_once):
+            part = slice(start, min(start + at_once, last))
+            whole = buffer[: part.stop - start]
+            torch.mul(rows[part], weights[part].unsqueeze(1), out=whole)
+            whole.round_().clamp_(-LARGEST, LARGEST)
+            torch.linalg.vector_norm(whole, dim=1, out=norms[part])
+            if member is not None:
+                sums += member[part].to(whole.dtype).T @ whole
+            else:
+                sums += whole.sum(dim=0) if len(whole) > 1 else whole
+        total += sums.long()
+    return (total[0] if member is None else total), norms.square_()
 
 
 def weighted_sum(weights: Tensor, rows: Tensor) -> Tensor:

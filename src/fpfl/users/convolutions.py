@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
+from fpfl.users import steady
 from fpfl.users.layers import Call, Product, put
 from fpfl.users.packing import Bucket
 
@@ -85,10 +86,9 @@ class ConvRecorder(Product):
         for unit in range(bucket.units):
             start = bucket.start + unit * bucket.size
             rows = slice(start, start + bucket.size)
-            # Copies: how rows lie in memory decides how a kernel begins, and with it the bits.
-            x = call.x[rows].clone()
+            x = steady.aligned(call.x[rows])
             for m, seed in enumerate(seeds):
-                _, weight, bias = self._backward(x, seed[rows].clone(), wanted)
+                _, weight, bias = self._backward(x, steady.aligned(seed[rows]), wanted)
                 for name, value in (("weight", weight), ("bias", bias)):
                     if name in self.places and value is not None:
                         put(out[unit, m, self.places[name]], value.flatten(), add)

@@ -140,6 +140,10 @@ class _Recorded(torch.autograd.Function):
         return dx, None, None, None
 
 
+WIDE = 2**14
+"""Weights of so many numbers have a product of their own for each cell, on a CPU."""
+
+
 def put(place: Tensor, value: Tensor, add: bool) -> None:
     """Write a value to its place, or add it to what is there."""
     if add:
@@ -181,6 +185,13 @@ class Product(Recorder):
             if self.in_order and whole and count == splits == 1 and g.dtype == out.dtype:
                 place = place.view(units, width, x.shape[2])
                 torch.baddbmm(place, columns, rows, beta=int(add), out=place)
+            elif inside * outside >= WIDE and not g.is_cuda and splits == 1:
+                # Cell by cell in one piece of memory: getting it for all of them costs more.
+                buffer = g.new_empty(columns.shape[1], rows.shape[2])
+                for one, left, right in zip(place, columns, rows, strict=True):
+                    product = torch.mm(left, right, out=buffer)[:outside, :inside]
+                    product = self.ordered(product.reshape(1, count, width, -1))
+                    put(one, product.reshape(count, -1), add)
             else:
                 product = torch.bmm(columns, rows)[:, :outside, :inside]
                 if splits > 1:

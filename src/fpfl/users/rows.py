@@ -25,6 +25,9 @@ from fpfl.users.layout import Layout
 LOSS, GROUPS, OVERALL = GRADIENTS = ("loss_gradient", "F_gradient", "overall_F_gradient")
 CLIPPED = "clipped"
 
+WIDE = 2**16
+"""Numbers whose squares are added up together, on a CPU."""
+
 
 class Gradients(Protocol):
     """The gradients of B users: blocks of v by name."""
@@ -329,9 +332,21 @@ class CellGradients:
 
 def _norms(rows: Tensor) -> Tensor:
     # In double precision: millions of float32 squares added up in float32 come out too small.
+    width = rows.shape[1]
+    if rows.is_cuda or not len(rows):
+        return _block_norms(rows)
+    if width >= WIDE:
+        # A copy of one row at a time, always in the same place: a copy of all of them is slow to
+        # get, and where a row lies in memory may matter to a kernel.
+        row = rows.new_empty(width, dtype=torch.float64)
+        return torch.stack([torch.dot(row.copy_(each), row) for each in rows]).sqrt_()
+    return torch.cat([_block_norms(some) for some in torch.split(rows, WIDE // max(1, width))])
+
+
+def _block_norms(rows: Tensor) -> Tensor:
     # Two rows at least: one alone may be cut into pieces for several threads, in another order.
     if len(rows) == 1:
-        return _norms(rows.expand(2, -1))[:1]
+        return _block_norms(rows.expand(2, -1))[:1]
     norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
     return norms
 

@@ -23,9 +23,15 @@ from torch import Tensor, nn
 WIDTH = 16
 """Widths are filled up to a multiple of so many numbers."""
 
-TILES = (256, 2048)
+ALIGNMENT = 64
+"""Bytes: memory that torch gets on a CPU begins at a multiple of it."""
+
+SPARE = 1.125
+"""How many rows a tile has for each that is expected, where one tile is enough."""
+
+TILES = (256, 2304)
 """The least and the most rows of a model's inputs that are computed together, where they are
-vectors."""
+vectors; a tile is a multiple of the least."""
 
 SMALL_TILE = 64
 """The same where a row is more than a vector: an image, a text."""
@@ -43,6 +49,16 @@ def filled_rows(rows: Tensor, count: int) -> Tensor:
     if missing <= 0:
         return rows
     return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
+
+
+def aligned(rows: Tensor) -> Tensor:
+    """The same numbers, lying in memory as a copy would.
+
+    How rows lie in memory decides how a kernel begins, and with it the bits.
+    """
+    if rows.is_contiguous() and rows.data_ptr() % ALIGNMENT == 0:
+        return rows
+    return rows.clone(memory_format=torch.contiguous_format)
 
 
 def product(rows: Tensor, weight: Tensor) -> Tensor:
@@ -108,4 +124,6 @@ def tile_for(shape: tuple[int, ...], expected: float = 0.0) -> int:
     if len(shape) != 1:
         return SMALL_TILE
     least, most = TILES
-    return int(min(most, max(least, 2 ** math.ceil(math.log2(max(1.0, expected))))))
+    # A little more than expected: a cohort that just does not fit would cost a second tile.
+    wanted = math.ceil(SPARE * expected / least) * least
+    return min(most, max(least, wanted))
