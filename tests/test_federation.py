@@ -28,6 +28,7 @@ from federated import (
 )
 
 import fpfl
+from fpfl.data import AttributeColumn, Label, NumberColumn, TableSchema
 from fpfl.federation import FederationError, contributing, federate
 from fpfl.federation.agreement import Agreement
 from fpfl.federation.contributing import Contribution, SystemChance, TestChance, broadcast, received
@@ -259,19 +260,102 @@ def test_one_bad_user_harms_no_other_of_its_node(caplog, monkeypatch):
     assert 0 < moved <= agreed.encoding.bound + 2 * math.sqrt(agreed.encoding.size) * 12
 
 
-def test_a_node_with_values_that_are_not_finite_sends_its_noise(caplog):
-    """A dataset with such values is no dataset: the whole node's, not one user's."""
-    data = dealt(agreement())[0]
-    features = data.features.clone()
-    features[0] = math.inf
-    bad = replace(data, features=torch.zeros_like(features))
-    object.__setattr__(bad, "features", features)
-    agreed = with_seed(replace(agreement(rounds=1), cohort=60), 2)
-    chance = TestChance(2, 0, 0)
-    with caplog.at_level(logging.ERROR):
-        sent = Contribution(agreed, lambda: bad, chance).vector(1, agreed.flat.vector(), None)
-    assert "NaN or infinite" in caplog.text  # on the node, where it belongs
-    assert np.array_equal(sent, in_ring(chance.noise(agreed.encoding.size, agreed.bits, 1)))
+class Everybody:
+    """All users of a node, without noise; rounding that is the same each time."""
+
+    def sampled(self, users, agreement, round):
+        return np.arange(users)
+
+    def uniform(self, count):
+        return np.full(count, 0.5)
+
+    def noise(self, size, bits, round):
+        return np.zeros(size, dtype=np.int64)
+
+
+def sum_of_node(agreed: Agreement, load) -> np.ndarray:
+    sent = Contribution(agreed, load, Everybody()).vector(1, agreed.flat.vector(), None)
+    return sent.view(np.int32).astype(int)
+
+
+BAD = {
+    "a number that is none": lambda x, y, a, i: x[i].fill_(math.nan),
+    "a number without end": lambda x, y, a, i: x[i].fill_(math.inf),
+    "no such class": lambda x, y, a, i: y[i].fill_(7),
+    "no such group": lambda x, y, a, i: a[i].fill_(9),
+    "a group below all": lambda x, y, a, i: a[i].fill_(-7),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_sample_takes_its_user_away_and_nobody_else(kind, method):
+    """Whether the loader makes the dataset with it, or it gets in later."""
+    agreed = agreement(rounds=1, **METHODS[method])
+    data = people().subset(np.arange(20))
+    bad = 11
+    x, y, a = (t.clone() for t in (data.features, data.labels, data.attributes))
+    BAD[kind](x, y, a, int(data.offsets[bad]))
+    sizes = data.sizes().numpy().copy()
+    assert sizes[bad] > 1
+    others = data.subset([k for k in range(20) if k != bad])
+    made = sum_of_node(agreed, lambda: fpfl.FederatedDataset(x, y, a, data.offsets, data.schema))
+    want = sum_of_node(agreed, lambda: others)
+    assert want.any()
+    assert np.array_equal(made, want)
+    late = replace(data)
+    for name, values in (("features", x), ("labels", y), ("attributes", a)):
+        object.__setattr__(late, name, values)
+    assert np.array_equal(sum_of_node(agreed, lambda: late), want)
+
+
+def test_a_bad_cell_of_a_table_takes_its_user_away_and_nobody_else(tmp_path):
+    agreed = agreement(rounds=1)
+    schema = TableSchema(
+        label=Label("y", classes=("no", "yes")),
+        features=tuple(NumberColumn(f"x{j}", (-4.0, 4.0)) for j in range(5)),
+        attributes=(AttributeColumn("sex", ("a", "b")),),
+        user="who",
+    )
+    data = people().subset(np.arange(20))
+    owner = np.repeat(np.arange(20), data.sizes().numpy())
+    rows = [
+        [*(f"{v:.3f}" for v in x), ("no", "yes")[int(y)], "ab"[int(a)], str(k)]
+        for x, y, a, k in zip(
+            data.features.tolist(), data.labels, data.attributes[:, 0], owner, strict=True
+        )
+    ]
+    head = [*(f"x{j}" for j in range(5)), "y", "sex", "who"]
+
+    def load(rows):
+        path = tmp_path / "people.csv"
+        path.write_text("\n".join(",".join(row) for row in [head, *rows]))
+        found = fpfl.read_table(path, schema)
+        return replace(found, schema=agreed.schema) if len(found) else found
+
+    agreed = replace(agreed, schema=replace(agreed.schema, population=None))
+    want = sum_of_node(agreed, lambda: load([row for row in rows if row[-1] != "11"]))
+    assert want.any()
+    place = next(i for i, row in enumerate(rows) if row[-1] == "11")
+    for column, cell in ((0, "abc"), (0, "inf"), (5, "perhaps"), (5, ""), (6, "c"), (6, "")):
+        spoilt = [list(row) for row in rows]
+        spoilt[place][column] = cell
+        with pytest.raises(ValueError, match="expected"):
+            load(spoilt)
+        assert np.array_equal(sum_of_node(agreed, lambda rows=spoilt: load(rows)), want), cell
+    # A row of nobody is nobody's.
+    assert np.array_equal(sum_of_node(agreed, lambda: load([*rows, [*rows[0][:-1], ""]])),
+                          sum_of_node(agreed, lambda: load(rows)))  # fmt: skip
+
+
+def test_one_user_more_than_agreed_adds_itself_alone():
+    """K is a public number: more users than that is nothing that anybody sees."""
+    agreed = agreement(40, rounds=1, selection="last")
+    data = people(60)
+    few, more = (sum_of_node(agreed, lambda n=n: data.subset(np.arange(n))) for n in (40, 41))
+    own = sum_of_node(agreed, lambda: data.subset([40]))
+    assert own.any()
+    assert np.array_equal(more - few, own)
 
 
 # --- drop-outs, and what they cost ---------------------------------------------------------------
@@ -524,9 +608,10 @@ def test_many_nodes_have_few_neighbours(nodes, monkeypatch):
     engine, made = Agreement.engine, {}
 
     def once(self, data):
-        if id(data) not in made:
-            made[id(data)] = engine(self, data)
-        return made[id(data)]
+        # By the samples, which stay: a node makes a dataset around them for each round.
+        if id(data.features) not in made:
+            made[id(data.features)] = data.features, engine(self, data)
+        return made[id(data.features)][1]
 
     monkeypatch.setattr(Agreement, "engine", once)
     changes = {"constraint": None, "method": None, "rounds": 1, "selection": "last"}

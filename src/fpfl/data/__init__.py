@@ -1,5 +1,6 @@
 """Where data comes from: the schema, federated datasets in memory and on disk, tables, Adult."""
 
+from fpfl.data._checks import checked_by_user
 from fpfl.data.adult import load_adult
 from fpfl.data.federated import FederatedDataset
 from fpfl.data.files import PopulationWriter, open_population, save_population
@@ -26,6 +27,7 @@ __all__ = [
     "PopulationWriter",
     "Schema",
     "TableSchema",
+    "checked_by_user",
     "load_adult",
     "merge_values",
     "open_population",

@@ -13,13 +13,16 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from fpfl.data._checks import check_shapes, check_values
+from fpfl.data._checks import check_shapes, check_values, refusing
 from fpfl.data.prefetch import prefetch
 from fpfl.data.schema import Schema
 from fpfl.randomness import stream
 
 MOST_MISSING = 2**31
 """So many users without samples are taken for a slip of the pen: 16 GiB of offsets."""
+
+NO_CODE = -(2.0**31)
+"""No schema declares so many classes or values."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +48,10 @@ class FederatedDataset:
 
     Notes
     -----
-    The checks made here look at data. They are for simulations and for a user's own machine; a
-    federation's client replaces bad data by a zero vector instead of raising. Of lazy data shapes
-    alone are checked: values were when they were written.
+    The checks made here look at data, for whoever makes a dataset. A federation's node has them
+    made user by user (`fpfl.data.checked_by_user`): there a bad sample is a zero vector of its user
+    and nobody else's matter. Of lazy data, and of what is not ``checked``, shapes alone are looked
+    at here.
     """
 
     features: Tensor
@@ -61,7 +65,7 @@ class FederatedDataset:
     def __post_init__(self) -> None:
         object.__setattr__(self, "offsets", self.offsets.cpu())
         check_shapes(self)
-        if self.lazy:
+        if self.lazy or not refusing():
             object.__setattr__(self, "checked", False)
         elif self.checked:
             check_values(self)
@@ -302,6 +306,7 @@ class FederatedDataset:
             *self.gather(order),
             _offsets(sizes),
             replace(self.schema, population=None, samples_per_user=samples_per_user),
+            checked=self.checked or self.lazy,
         )
 
     def _in_memory(self, what: str, instead: str) -> None:
@@ -363,6 +368,10 @@ def _tensor(values: ArrayLike | Tensor, *, exact: bool = False) -> Tensor:
 
 
 def _whole(values: Tensor) -> Tensor:
-    if values.is_floating_point() and not bool((values == values.round()).all()):
+    if not values.is_floating_point():
+        return values.to(torch.int64)
+    whole = values == values.round()
+    if refusing() and not bool(whole.all()):
         raise ValueError("labels and attribute codes must be whole numbers; fractions were given")
-    return values.to(torch.int64)
+    # What stands for a fraction is no declared code either.
+    return values.masked_fill(~whole, NO_CODE).clamp(NO_CODE, -NO_CODE).to(torch.int64)

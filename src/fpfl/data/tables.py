@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fpfl.data._checks import refusing
 from fpfl.data.federated import MOST_MISSING, FederatedDataset
 from fpfl.data.scaling import scale_by_ranges
 from fpfl.data.table_declared import read_table_schema
@@ -106,6 +107,7 @@ class _Encoder:
         self.missing = frozenset({"", *schema.missing})
         self.users: dict[str, int] = {}
         self.anonymous = 0
+        self.broken = np.zeros(0, dtype=bool)
         classes = schema.label.classes
         self.classes = None if classes is None else _Codes(classes)
         self.attributes = {a.name: _Codes(a.values) for a in schema.attributes}
@@ -125,12 +127,12 @@ class _Encoder:
 
     def __call__(self, rows: Rows) -> tuple[NDArray[Any], ...]:
         """Features, labels, which rows are kept, attribute codes, users' numbers."""
-        return (
-            self._features(rows),
-            *self._labels(rows),
-            self._groups(rows),
-            self._users(rows),
-        )
+        self.broken = np.zeros(rows.count, dtype=bool)
+        features, (labels, kept) = self._features(rows), self._labels(rows)
+        groups, users = self._groups(rows), self._users(rows)
+        # Not a number in any column: their user sends zero.
+        features[self.broken] = np.nan
+        return features, labels, kept | self.broken, groups, users
 
     def in_order(self, users: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
         """Users numbered by their ids, whatever the order of rows; and how many there are."""
@@ -233,8 +235,11 @@ class _Encoder:
         return values
 
     def _refuse(self, rows: Rows, name: str, bad: NDArray[np.bool_], expected: str) -> None:
-        """Raise for the first bad cell."""
+        """Raise for the first bad cell, or remember the rows where a user's are its own matter."""
         if not bad.any():
+            return
+        if not refusing():
+            self.broken |= bad
             return
         row = int(bad.argmax())
         cell = rows.texts[name][row] if name in rows.texts else rows.numbers[name][row]

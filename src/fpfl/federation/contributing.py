@@ -2,9 +2,11 @@ r"""What a node sends for a round: its sampled users' whole numbers, added up, a
 
     Σ_{k sampled here} z^k + noise    (mod 2³²),    z^k = the encoded, clipped vector of user k
 
-Every user has a coin of its own, which shows with probability exactly m/K and is told to nobody.
-A node where nobody is sampled sends its noise alone, and looks the same from outside. So does one
-whose data cannot be read: an error would say something about the data, and it stays on the node.
+Every user has a coin of its own, which shows with probability exactly m/K and is told to nobody,
+however many users there are. A node where nobody is sampled sends its noise alone, and looks the
+same from outside. So does one whose files cannot be read at all: an error would say something about
+the data, and it stays on the node. A sample that is not what was declared is its user's matter
+alone: that user sends zero, and the others what they always do.
 
 The time that an answer takes is seen, too. A node where nobody is sampled computes somebody all the
 same and throws it away, so that one with a single user always does the same work. On a node with
@@ -19,7 +21,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -27,6 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fpfl.data._checks import checked_by_user
 from fpfl.data.federated import FederatedDataset
 from fpfl.fairness.weights import Weights
 from fpfl.federation.agreement import Agreement
@@ -154,7 +157,8 @@ class Contribution:
 
     def _users(self, round: int, w: Tensor, weights: Weights | None) -> NDArray[np.int64]:
         agreement = self.agreement
-        data = self.load()
+        with checked_by_user():  # one user's bad sample must not take the others away
+            data = replace(self.load(), checked=False)
         _check(data, agreement)
         engine = agreement.engine(data)
         everybody = np.arange(data.population, dtype=np.int64)
@@ -207,10 +211,6 @@ def _check(data: FederatedDataset, agreement: Agreement) -> None:
         raise ValueError(
             f"the data's schema has another {' and '.join(wrong)} than was agreed: "
             f"{[getattr(mine, name) for name in wrong]}"
-        )
-    if data.population > agreement.population:
-        raise ValueError(
-            f"this node has {data.population} users, more than the {agreement.population} agreed on"
         )
 
 
