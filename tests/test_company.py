@@ -16,14 +16,16 @@ from hypothesis import strategies as st
 from test_engine import CONSTRAINTS, MODELS, TOKENS
 from torch import Tensor, nn
 
-from fpfl import Clipping, FederatedDataset, Schema
+from fpfl import Clipping, FederatedDataset, Privacy, Schema, train
 from fpfl.fairness.weights import Weights
 from fpfl.thirdparty import clip_rules
 from fpfl.thirdparty.clipping import whole_total
-from fpfl.users import CohortEngine, FlatModel, company
+from fpfl.users import CohortEngine, FlatModel, company, steady
 from fpfl.users.factored import FactoredGradients
-from fpfl.users.local import FederatedAveraging
+from fpfl.users.local import FederatedAveraging, LocalPass
+from fpfl.users.precision import THREADS, computing
 from fpfl.users.rows import CellGradients
+from fpfl.users.steady import products
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 
@@ -192,6 +194,119 @@ def test_masks_are_a_samples_own() -> None:
     assert not torch.equal(one, whole(engine, w, [1], key=2))
 
 
+@pytest.mark.parametrize("way", ["dropout", "dropout inside", "lstm"])
+def test_what_a_user_has_moves_nobody_elses_masks_or_samples(way) -> None:
+    """Masks and chosen samples go by the user and its own samples, wherever these are stored."""
+    sizes = [6, 3, 5, 2, 8]
+    engine, w = made(way, "random", sizes, 2, "one attribute", 0, samples_per_user=4)
+    data, others = engine.data, np.arange(1, 5)
+    before = whole(engine, w, others)
+    for kept in (0, 1):  # the first user has fewer samples than it had
+        rows = np.r_[np.arange(kept), np.arange(sizes[0], sum(sizes))]
+        offsets = np.cumsum([0, kept, *sizes[1:]])
+        fewer = FederatedDataset(
+            data.features[rows], data.labels[rows], data.attributes[rows],
+            torch.from_numpy(offsets), data.schema,
+        )  # fmt: skip
+        assert torch.equal(whole(replace(engine, data=fewer), w, others), before)
+
+
+@pytest.mark.parametrize("activation", [nn.SiLU, nn.Sigmoid, nn.ELU])
+def test_no_place_in_a_tile_is_special_with_many_threads(activation) -> None:
+    """Cut into three, numbers at a piece's end go through other instructions than the rest."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(5, 128), activation(), nn.Linear(128, 1))
+    g = torch.Generator().manual_seed(1)
+    rows = torch.randn(40, 5, generator=g).repeat_interleave(900, 0)
+    n = len(rows)
+    data = FederatedDataset(
+        rows, torch.zeros(n).long(), torch.zeros(n, 0).long(), torch.arange(n + 1),
+        Schema((5,), classes=2),
+    )  # fmt: skip
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        engine, _ = company.checked(
+            CohortEngine(FlatModel.of(module), data, private=True, expected=900.0)
+        )
+        chunk = next(engine.chunks(np.arange(n)))
+        with computing("float32", torch.device("cpu"), engine.threads):
+            assert torch.get_num_threads() == THREADS
+            output = engine._pass.outputs(engine.model.vector(), chunk.batch.features)
+            recorded = engine._pass.record(engine.model.vector(), chunk.batch)
+        assert torch.get_num_threads() == 3
+        held_out = company.Outputs(module, data.schema)(rows)
+    finally:
+        torch.set_num_threads(before)
+    for found in (output, recorded.output, *recorded.calls[0][0].g, held_out):
+        alike = found.reshape(40, 900, -1)
+        assert torch.equal(alike, alike[:, :1].expand_as(alike))
+
+
+def test_a_private_run_takes_no_more_threads_where_users_are_together(monkeypatch) -> None:
+    seen = []
+    real = CohortEngine._gradients
+
+    def watched(self, *args):
+        seen.append(torch.get_num_threads())
+        return real(self, *args)
+
+    monkeypatch.setattr(CohortEngine, "_gradients", watched)
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        for way, local, most in (("deep", None, 2), ("deep", FederatedAveraging(2, 0.1), 1),
+                                 ("lstm", None, 4)):  # fmt: skip
+            engine, w = made(way, "random", [3, 2, 20], 2, "none", 0, local=local)
+            seen.clear()
+            whole(engine, w, [0, 1, 2])
+            assert set(seen) == {most}
+            seen.clear()
+            whole(replace(engine, private=False), w, [0, 1, 2])
+            assert set(seen) == {4}
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("bound", [0.1, 1e-3])
+def test_a_tiny_gradient_beside_a_huge_input_is_clipped(bound) -> None:
+    """In double precision a gradient's square can be zero where the product's is not."""
+    x = torch.tensor([[2.0**511, 1.0]], dtype=torch.float64)
+    module = nn.Linear(2, 1000).double()
+    with torch.no_grad():
+        module.weight.zero_()
+        module.bias.zero_()
+        module.weight[1:, 1] = -359.2
+    data = FederatedDataset(
+        x, torch.zeros(1).long(), torch.zeros(1, 0).long(), torch.tensor([0, 1]),
+        Schema((2,), classes=1000),
+    )  # fmt: skip
+    engine = CohortEngine(FlatModel.of(module), data, private=True)
+    row = whole(engine, engine.model.vector(), [0], bound=bound).double()
+    clipping = Clipping(bound)
+    for rule in clip_rules(
+        clipping.blocks(constrained=False, selection=True), engine.layout.slices
+    ):
+        assert float(torch.cat([row[place] for place in rule.places]).norm()) <= rule.most
+
+
+def test_a_number_that_the_models_type_does_not_have_ends_no_private_run() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(40, 3)), rng.integers(0, 2, 40)
+    x[17, 1] = 1e300  # in double precision it is a number like others
+    data = FederatedDataset.from_samples(x, y, np.zeros((40, 0)), Schema((3,), classes=2))
+    privacy = Privacy(noise_multiplier=1.0, clip=1.0, delta=1e-3)
+    run = train(nn.Linear(3, 1), data, cohort=20, rounds=2, privacy=privacy)
+    assert all(p.isfinite().all() for p in run.model.parameters())
+
+
+@pytest.mark.parametrize("at_once", [1, 4, 8])
+def test_batched_products_of_one_number_are_the_products(at_once) -> None:
+    """What a GPU does, on a CPU: the last ones filled up."""
+    left, right = torch.randn(11, 16, 5), torch.randn(11, 5, 32)
+    assert torch.allclose(products(left, right, at_once), torch.bmm(left, right), atol=1e-5)
+
+
 def damaged(kind: str, data: FederatedDataset, user: int) -> FederatedDataset:
     """The same with one sample of a user that is not what the schema declares."""
     features, labels = data.features.clone(), data.labels.clone()
@@ -260,6 +375,33 @@ def test_globals_of_torch_do_not_reach_a_users_numbers() -> None:
     finally:
         torch.set_float32_matmul_precision("highest")
     assert torch.equal(before, again)
+
+
+def test_the_self_test_finds_a_place_that_is_special(monkeypatch) -> None:
+    """Far down in a tile, where no made-up user stands."""
+    engine, _ = made("deep", "random", [3, 2], 2, "one attribute", 0, expected=2000.0)
+    assert company.keeps_bits(engine)
+    real = steady.linear
+
+    def special(rows, weight, bias):
+        output = real(rows, weight, bias)
+        return torch.cat([output[:1900], torch.nextafter(output[1900:], output[1900:] + 1)])
+
+    monkeypatch.setattr(steady, "linear", special)
+    assert not company.keeps_bits(engine)
+
+
+def test_the_self_test_finds_cells_that_depend_on_their_place(monkeypatch) -> None:
+    engine, _ = made("deep", "random", [3, 2], 2, "none", 0, local=FederatedAveraging(2, 0.1))
+    assert company.keeps_bits(engine)
+    real = LocalPass.bucket
+
+    def special(self, *args):
+        gradients, output = real(self, *args)
+        return torch.cat([gradients[:30], gradients[30:] * (1 + 2e-7)]), output
+
+    monkeypatch.setattr(LocalPass, "bucket", special)
+    assert not company.keeps_bits(engine)
 
 
 def test_the_self_test_finds_norms_that_depend_on_the_company(monkeypatch) -> None:

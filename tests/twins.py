@@ -43,7 +43,7 @@ from fpfl.audit import (
 from fpfl.audit.table import CONFIDENCE, as_content, as_text, checks_as_text, level
 from fpfl.experiments.runner import about_this_run
 from fpfl.fairness.totals import Totals
-from fpfl.privacy.sampling import Participation, PoissonSampling
+from fpfl.privacy.sampling import FixedSizeSampling, Participation, PoissonSampling
 from fpfl.randomness import RoundStreams
 from fpfl.server.ranks import Ranks
 from fpfl.server.selection import Selection
@@ -239,6 +239,19 @@ def cohort_that_stays(patch: pytest.MonkeyPatch) -> None:
         return np.arange(self.cohort)
 
     patch.setattr(PoissonSampling, "draw", draw)
+
+
+def slices_of_a_shuffled_population(patch: pytest.MonkeyPatch) -> None:
+    """Cohorts of a fixed size are cut from a shuffled population, one after the other."""
+    left: list[int] = []
+
+    def draw(self: FixedSizeSampling, rng: np.random.Generator) -> NDArray[np.int64]:
+        if len(left) < self.cohort:
+            left[:] = rng.permutation(self.population).tolist()
+        drawn, left[: self.cohort] = np.sort(left[: self.cohort]), []
+        return drawn
+
+    patch.setattr(FixedSizeSampling, "draw", draw)
 
 
 def counts_out_of_the_joint_norm(patch: pytest.MonkeyPatch) -> None:
@@ -460,6 +473,7 @@ CASES = {
 GRID, ENOUGH = "released numbers on the grid", "as much noise as promised"
 NEW_NOISE, OWN_NOISE = "noise new in each round and run", "noise of each number its own"
 POISSON, NEW_COHORTS = "Poisson cohorts by q", "cohorts new in each round and run"
+FIXED = "fixed cohorts by their size"
 CAP, SAME = "the cap on participations", "others send the same in any company"
 
 CHECKED: dict[str, tuple[Twin, str]] = {
@@ -472,6 +486,7 @@ CHECKED: dict[str, tuple[Twin, str]] = {
     "always the same cohort": (cohort_that_stays, NEW_COHORTS),
     "cohorts drawn with 1.5 q": (more_than_q, POISSON),
     "Poisson cohorts of a fixed size": (poisson_in_name, POISSON),
+    "slices of a shuffled population": (slices_of_a_shuffled_population, FIXED),
     "cap not applied": (cap_not_applied, CAP),
     "norms depend on the company": (norms_by_the_largest, SAME),
     "path chosen by the cohort": (path_by_the_cohort, SAME),

@@ -236,7 +236,11 @@ def poisson_cohorts() -> Finding:
 
 
 def fixed_cohorts() -> Finding:
-    """Cohorts of a fixed size have that size, and every user is as likely to be in them."""
+    """Cohorts of a fixed size have that size, and no cohort tells another one.
+
+    Every user is in T of them for Binomial(T, q); of one cohort's m users, a hypergeometric number
+    is in any other round's or run's (none, where they are slices of a shuffled population).
+    """
     privacy = replace(_COHORTS.privacy, convention="replace-one")
     setting = replace(_COHORTS, privacy=privacy)
     drawn = np.concatenate([_cohorts(setting) for _ in range(COHORT_RUNS)])
@@ -254,6 +258,14 @@ def fixed_cohorts() -> Finding:
                     f"a user took part in {each} of {rounds} rounds",
                 )
                 for each in drawn.sum(axis=0).tolist()
+            ),
+            least_likely(
+                (
+                    hypergeometric_two_sided(int((a & b).sum()), USERS, int(a.sum()), int(b.sum())),
+                    f"two cohorts of {a.sum()} and {b.sum()} users share {(a & b).sum()}",
+                )
+                for i, a in enumerate(drawn)
+                for b in drawn[:i]
             ),
         ]
     )
@@ -388,6 +400,27 @@ def binomial_two_sided(successes: int, trials: int, q: float) -> float:
     mass = np.exp(_log_binomial(trials, q))
     tails = float(mass[: successes + 1].sum()), float(mass[successes:].sum())
     return min(1.0, 2.0 * min(tails))
+
+
+def hypergeometric_two_sided(shared: int, users: int, one: int, other: int) -> float:
+    """The exact chance of an overlap as far out as this, both tails doubled.
+
+    Of ``other`` users drawn from ``users``, so many are among ``one`` others that were drawn.
+    """
+    counts = np.arange(max(0, one + other - users), min(one, other) + 1)
+    logs = np.array(
+        [
+            _log_choose(one, c) + _log_choose(users - one, other - c) - _log_choose(users, other)
+            for c in counts.tolist()
+        ]
+    )
+    mass = np.exp(logs)
+    tails = mass[counts <= shared].sum(), mass[counts >= shared].sum()
+    return float(min(1.0, 2.0 * min(tails)))
+
+
+def _log_choose(of: int, some: int) -> float:
+    return math.lgamma(of + 1) - math.lgamma(some + 1) - math.lgamma(of - some + 1)
 
 
 def _log_binomial(trials: int, q: float) -> NDArray[np.float64]:

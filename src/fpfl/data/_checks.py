@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from threading import Lock
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fpfl.data.federated import FederatedDataset
 
-_REFUSING: ContextVar[bool] = ContextVar("refusing", default=True)
+_LOCK = Lock()
+_asked = 0
 
 
 @contextmanager
@@ -18,18 +19,22 @@ def checked_by_user() -> Iterator[None]:
     """Make datasets in here whatever values they hold: who computes looks at them user by user.
 
     On a machine with several users an error about one of them would take the others' data away
-    with it, and change what they send.
+    with it, and change what they send. It holds for the whole process, since whoever reads may do
+    so in threads.
     """
-    before = _REFUSING.set(False)
+    global _asked
+    with _LOCK:
+        _asked += 1
     try:
         yield
     finally:
-        _REFUSING.reset(before)
+        with _LOCK:
+            _asked -= 1
 
 
 def refusing() -> bool:
     """Whether a value that is not what was declared is an error."""
-    return _REFUSING.get()
+    return not _asked
 
 
 def check_shapes(data: FederatedDataset) -> None:

@@ -274,6 +274,7 @@ class FederatedDataset:
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> FederatedDataset:
         """The same dataset on another device, its real features (and labels) in another type.
 
+        Features beyond that type's numbers become its largest.
         Offsets stay on the CPU. Lazy data stays where and as it is: whoever gathers some samples
         of it moves and converts those.
         """
@@ -282,7 +283,9 @@ class FederatedDataset:
         x = self.features
         y = self.labels
         if dtype is not None and x.is_floating_point():
-            x = x.to(dtype)
+            largest = torch.finfo(dtype).max
+            # An error would be about one sample, and a cast would make it infinite.
+            x = (x if torch.finfo(x.dtype).max <= largest else x.clamp(-largest, largest)).to(dtype)
         if dtype is not None and y.is_floating_point():
             y = y.to(dtype)
         return replace(

@@ -10,6 +10,9 @@ import torch
 from fpfl.data.federated import FederatedDataset
 from fpfl.data.schema import Attribute
 
+NO_GROUP = -(2**31)
+"""A code that no attribute has, nor stands for an unknown value."""
+
 
 def merge_values(
     data: FederatedDataset, attribute: str, into: Mapping[str, Sequence[str]]
@@ -45,6 +48,8 @@ def merge_values(
     names = tuple(dict.fromkeys(target[value] for value in old.values))
     table = torch.tensor([names.index(target[value]) for value in old.values])
     codes = data.attributes.clone()
+    # What is no code stays none: it is looked at where its user is computed.
+    codes[codes[:, column] >= len(table), column] = NO_GROUP
     known = codes[:, column] >= 0
     codes[known, column] = table.to(codes.device)[codes[known, column]]
     merged = Attribute(attribute, names, old.unknown)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fpfl.data._checks import refusing
 from fpfl.data.table_schema import SEPARATORS
 
 BATCH = 16_384
@@ -145,12 +146,14 @@ def _csv_rows(
             starts: list[int] = []
             cells: list[list[str]] = []
             read = 0
-            for row in itertools.islice(reader, BATCH):
+            for row in itertools.islice(_readable(reader), BATCH):
                 read += 1
                 start, end = end + 1, int(lines.line_num)
                 if not row:
                     continue  # a blank line
                 if len(row) != len(header):
+                    if not refusing():
+                        continue  # whose it is cannot be told either: it is nobody's
                     raise ValueError(
                         f"{path}, line {start}: it has {len(row)} cells and the header has "
                         f"{len(header)} columns; quote cells that contain the separator"
@@ -168,6 +171,20 @@ def _csv_rows(
                 {name: columns[name] for name in numbers},
                 lambda row, starts=starts: f"line {starts[row]}",  # type: ignore[misc]
             )
+
+
+def _readable(reader: Iterator[list[str]]) -> Iterator[list[str]]:
+    """A reader's rows; without those that are none, where an error would take all others away."""
+    while True:
+        try:
+            row = next(reader, None)
+        except csv.Error:
+            if refusing():
+                raise
+            continue
+        if row is None:
+            return
+        yield row
 
 
 # Parquet

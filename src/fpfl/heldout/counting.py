@@ -16,6 +16,7 @@ from fpfl.data.federated import FederatedDataset
 from fpfl.heldout.cells import Cells
 from fpfl.users import task
 from fpfl.users.company import Outputs
+from fpfl.users.packing import Ints
 
 _AT_ONCE = 2**16
 """Samples, or users, that are counted together; one user with more is by itself."""
@@ -33,10 +34,22 @@ def user_counts(
     """
     outputs = Outputs(model, data.schema)
     for first, last in _chunks(data.offsets.numpy()):
-        starts, sizes = data.rows(np.arange(first, last))
-        if sizes.any():
-            place = slice(int(starts[0]), int(starts[0] + sizes.sum()))
-            yield _counted(outputs, data, place, torch.from_numpy(sizes[sizes > 0]), cells, bound)
+        starts, sizes = data.rows(np.arange(first, last), strict=False)
+        for some in _runs(starts, sizes):
+            sizes_of_run = sizes[some]
+            place = slice(int(starts[some][0]), int(starts[some][0] + sizes_of_run.sum()))
+            yield _counted(outputs, data, place, torch.from_numpy(sizes_of_run), cells, bound)
+
+
+def _runs(starts: Ints, sizes: Ints) -> Iterator[Ints]:
+    """Users with samples whose samples stand one after the other, as their places.
+
+    All of them are one run, but where a lazy population's offsets are damaged.
+    """
+    there = np.flatnonzero(sizes)
+    ends = (starts + sizes)[there]
+    breaks = np.flatnonzero(starts[there][1:] != ends[:-1]) + 1
+    yield from (run for run in np.split(there, breaks) if len(run))
 
 
 def _chunks(offsets: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Iterator[tuple[int, int]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from fpfl.fairness.evaluation import Difference, GapEstimate, Verdict
 from fpfl.privacy.filter import Mechanism
+from fpfl.privacy.remarks import ALONE
 from fpfl.privacy.statement import round_up
 
 
@@ -126,6 +127,7 @@ class PrivateEvaluation:
             "gap": self.gap.as_dict(),
             "verdict_in_words": self.verdict_in_words,
             "statement": self.statement(),
+            "contributions": ALONE,
         }
         del record["lines"]
         plain: dict[str, Any] = json.loads(json.dumps(record), parse_constant=lambda nan: None)

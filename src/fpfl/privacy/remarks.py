@@ -41,6 +41,11 @@ BEFORE = (
     "change what other users send, by more than the noise covers: every ε here was computed for a "
     "sensitivity that this version did not keep. Treat its ε as unknown, and train again."
 )
+BEFORE_EVALUATED = (
+    "NOT ESTABLISHED: this evaluation was made by fpfl 0.1.0 or before. There one held-out user "
+    "could change what others' samples count as, by more than the noise covers. Treat its ε as "
+    "unknown."
+)
 BEFORE_CHARGED = (
     "Begun by fpfl 0.1.0 or before, where one user's data could change what other users send: what "
     "these runs cost is not established, and may be more than was charged: {runs}."

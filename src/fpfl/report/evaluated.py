@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from fpfl.privacy.remarks import ALONE, BEFORE_EVALUATED
 from fpfl.report.shapes import check_kinds, damaged
 
 Kind = Literal["private", "test", "training"]
@@ -95,6 +96,8 @@ class Evaluated:
         What a private evaluation cost.
     statement
         What a private evaluation says of itself.
+    established
+        Whether its ε is: versions up to 0.1.0 did not keep what it was computed for.
     """
 
     kind: Kind
@@ -112,6 +115,7 @@ class Evaluated:
     delta: float | None = None
     seeded: bool = False
     statement: tuple[str, ...] = ()
+    established: bool = True
     lower: bool = False
 
     @property
@@ -188,6 +192,7 @@ def _private(file: Path, content: dict[str, Any]) -> Evaluated:
     scores = {group: line["value"] for group, line in rates[content["score"]].items()}
     gap = content["gap"] | {"differences": [_with_ends(d, rates) for d in _rows(content["gap"])]}
     overall = rates[content["score"]]["overall"]
+    established = content.get("contributions") == ALONE
     return Evaluated(
         kind="private",
         score_name=content["score"],
@@ -198,7 +203,11 @@ def _private(file: Path, content: dict[str, Any]) -> Evaluated:
         epsilon=content["epsilon"],
         delta=content["delta"],
         seeded=content["seeded"],
-        statement=tuple(map(str, content["statement"])),
+        statement=(
+            *(() if established else (BEFORE_EVALUATED,)),
+            *map(str, content["statement"]),
+        ),
+        established=established,
         lower=content["score"] in _ERRORS,
         **_judged(content),
     )

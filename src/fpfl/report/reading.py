@@ -172,6 +172,9 @@ def _finished(path: Path, result: dict[str, Any], ledger: RunLedger | None) -> R
     file = path / "result.json"
     settings = check_settings(file, result.get("settings"))
     privacy = check_privacy(file, result.get("privacy"))
+    if privacy is not None and ledger is not None and ledger.contributions is None:
+        # The ledger is a chain, and the result a file that anybody may have edited.
+        privacy = privacy | {"contributions": None}
     warned = result.get("warnings") or []
     words = [result.get("selected"), result.get("stopped")]
     if not isinstance(warned, list) or not all(isinstance(w, str | None) for w in words):

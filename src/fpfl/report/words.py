@@ -282,4 +282,6 @@ def source_mark(evaluation: Evaluated) -> str:
     if not evaluation.released:
         return SIMULATION_ONLY
     cost = f"released, ε = {round_up(evaluation.epsilon or 0.0)}"
+    if not evaluation.established:
+        cost += ", not established"
     return f"{cost}, seeded noise: a simulation" if evaluation.seeded else cost

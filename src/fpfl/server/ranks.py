@@ -75,7 +75,8 @@ class Ranks:
             if different:
                 raise ValueError(
                     f"process {self.rank} has other {name} than the first: all processes of a "
-                    "training need the same data and settings (partition with a seed)"
+                    "training need the same data and settings (partition with a seed), the same "
+                    "torch, kind of processor and number of threads"
                 )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fpfl.users.factored import WIDEST
+from fpfl.users.factored import WIDEST, WIDEST_INPUT
 from fpfl.users.flat import FlatModel
 from fpfl.users.layers import LayerError, Recorder
 from fpfl.users.packing import Batch, Cells, pack
@@ -212,7 +212,10 @@ class Costs:
                 for factor in factors
             ]
             widest = max(widths)
-            if max(factor.g.shape[2] for factor in factors) <= WIDEST:
+            # Products of whole numbers must stay below 2⁵³ on both sides.
+            inputs = [factor.x.shape[1] for factor in factors if factor.x is not None]
+            widest_gradient = max(factor.g.shape[2] for factor in factors)
+            if widest_gradient <= WIDEST and max(inputs, default=0) < WIDEST_INPUT:
                 few = _few(sum(widths), objective.count * model.size)
         return cls(
             row_bytes=row_bytes,

@@ -24,12 +24,19 @@ from fpfl.data.schema import Schema
 from fpfl.fairness.weights import Weights
 from fpfl.users import task
 from fpfl.users.choice import made_up_batch
-from fpfl.users.engine import CohortEngine
+from fpfl.users.engine import UNITS, CohortEngine
 from fpfl.users.flat import FlatModel
+from fpfl.users.graphs import Recording
 from fpfl.users.packing import Ints
-from fpfl.users.passes import Objective
-from fpfl.users.precision import computing
+from fpfl.users.passes import LayerPass, Objective, Pass
+from fpfl.users.precision import THREADS, computing
 from fpfl.users.steady import in_tiles, steady, tile_for
+
+SAME_ROWS = 8
+"""About so many rows are tried in all places of a tile."""
+
+CELLS = (1, 3, 40)
+"""Sizes of cells that are tried in all places of a call; they need no padding."""
 
 SIZES = (1, 1, 2, 1, 3, 5, 2, 9, 1, 4, 14, 2, 1, 33, 6, 70)
 """Samples of the made-up users: few and many, next to each other."""
@@ -58,7 +65,70 @@ def checked(engine: CohortEngine) -> tuple[CohortEngine, str | None]:
 
 
 def keeps_bits(engine: CohortEngine) -> bool:
-    """Whether made-up users have the same vectors in any company, to the last bit."""
+    """Whether made-up samples and users have the same numbers in any company, to the last bit."""
+    return _rows_keep_bits(engine) and _users_keep_bits(engine)
+
+
+def _rows_keep_bits(engine: CohortEngine) -> bool:
+    """Whether a row of a tile has the same outputs and gradients in any place and company.
+
+    As they come out of the layers, before anything is rounded: in a mixture of rows, in another
+    order of it, among zeros, and with one row in all places. On a GPU with its recorded graphs and
+    without.
+    """
+    way, w = engine.fresh_pass(), engine.model.vector()
+    w = w + 0.3 * w.std(unbiased=False) * torch.randn(
+        w.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64
+    ).to(w)
+    dtype = engine.data.input_dtype(w.dtype)
+    with computing(engine.precision, w.device, engine.threads):
+        if isinstance(way, LayerPass):
+            return _tiles_keep_bits(engine, way, w, dtype)
+        return all(_units_alike(engine, way, w, dtype, size) for size in CELLS)
+
+
+def _tiles_keep_bits(engine: CohortEngine, way: LayerPass, w: Tensor, dtype: torch.dtype) -> bool:
+    tile = way.tile or 1
+    batch = made_up_batch(engine.model, way.objective, (tile,), dtype).to(w.device)
+    order = torch.randperm(tile, generator=torch.Generator().manual_seed(4)).to(w.device)
+    plain = way.record(w, batch).kept()
+    if not engine.stochastic:
+        way.use_graphs(engine.memory)
+    for _ in range(3):  # by itself, while a graph is recorded, and replayed
+        if not _alike(way.record(w, batch).kept(), plain):
+            return False
+    if not _alike(way.record(w, batch.chosen(order)).kept(), plain.chosen(order)):
+        return False
+    some = tile // 3
+    among_zeros = batch.part(slice(0, some), tile)
+    if not _alike(way.record(w, among_zeros).first(some), plain.first(some)):
+        return False
+    for row in range(0, tile, max(1, tile // SAME_ROWS)):
+        everywhere = torch.full_like(order, row)
+        if not _alike(way.record(w, batch.chosen(everywhere)), plain.chosen(everywhere)):
+            return False
+    return True
+
+
+def _alike(one: Recording, other: Recording) -> bool:
+    """Whether all numbers are the same, to the last bit."""
+    pairs = zip(one.tensors(), other.tensors(), strict=True)
+    return all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
+
+
+def _units_alike(engine: CohortEngine, way: Pass, w: Tensor, dtype: torch.dtype, size: int) -> bool:
+    """Whether the same cell has the same gradients in all places of a call."""
+    batch = made_up_batch(engine.model, way.objective, (size,) * UNITS, dtype).to(w.device)
+    first = torch.arange(size, device=w.device).repeat(UNITS)
+    gradients, output = way(w, batch.chosen(first))
+    output = output.reshape(UNITS, -1)
+    return all(
+        torch.equal(each.nan_to_num(), each[:1].expand_as(each).nan_to_num())
+        for each in (gradients, output)
+    )
+
+
+def _users_keep_bits(engine: CohortEngine) -> bool:
     data = _made_up(engine)
     trial = replace(engine, data=data)
     rng = np.random.default_rng(0)
@@ -142,14 +212,15 @@ class Outputs:
     def alone(self, dtype: torch.dtype) -> bool:
         """Whether samples of different users must not be computed together."""
         if dtype not in self._keeps:
-            with computing("float32", self.device):
+            with computing("float32", self.device, THREADS):
                 self._keeps[dtype] = self._keeps_bits(dtype)
         return not self._keeps[dtype]
 
     def __call__(self, features: Tensor) -> Tensor:
         """The outputs of samples: of any users, or of one where they must be ``alone``."""
         tile = len(features) if self.alone(features.dtype) else tile_for(self.schema.shape)
-        with torch.no_grad(), computing("float32", self.device):
+        threads = None if self.alone(features.dtype) else THREADS
+        with torch.no_grad(), computing("float32", self.device, threads):
             return in_tiles(self._call, features, tile)
 
     def _call(self, rows: Tensor) -> Tensor:
@@ -167,5 +238,10 @@ class Outputs:
             plain = in_tiles(self._call, rows, tile)
             mixed = in_tiles(self._call, rows[order], tile)
             few = in_tiles(self._call, rows[order[:3]], tile)
-        same = torch.equal(plain[order].nan_to_num(), mixed.nan_to_num())
-        return same and torch.equal(few.nan_to_num(), mixed[:3].nan_to_num())
+            everywhere = [
+                (in_tiles(self._call, rows[k].expand(tile, *rows.shape[1:]), tile), plain[k])
+                for k in range(0, len(rows), max(1, len(rows) // SAME_ROWS))
+            ]
+        pairs = [(plain[order], mixed), (few, mixed[:3])]
+        pairs += [(found, one.expand_as(found)) for found, one in everywhere]
+        return all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)

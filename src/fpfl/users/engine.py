@@ -39,10 +39,10 @@ from fpfl.users.layout import Basis, Form, Layout
 from fpfl.users.local import FederatedAveraging, LocalPass
 from fpfl.users.packing import Batch, Ints
 from fpfl.users.passes import LayerPass, Objective, Pass, VmapPass
-from fpfl.users.precision import Precision, computing, repeatable_sums
+from fpfl.users.precision import THREADS, Precision, computing, repeatable_sums
 from fpfl.users.reading import Chunk, Reader
 from fpfl.users.rows import CellGradients, Gradients, UserRows
-from fpfl.users.steady import tile_for
+from fpfl.users.steady import SMALL_TILE, filled_rows, tile_for
 from fpfl.users.weighting import Weighting
 
 MEMORY_BUDGET = 512 * 2**20
@@ -231,12 +231,19 @@ class CohortEngine:
             weights = weights or Weights.nothing(member.shape[1], len(self._rates), w)
             batch = self._weighting.weighted(batch, member, weights)
         self._make_ready(w, batch)
-        with computing(self.precision, w.device), _seeded(self._seed(chunk), active=self._drawing):
+        with (
+            computing(self.precision, w.device, self.threads),
+            _seeded(self._seed(chunk), active=self._drawing),
+        ):
             gradients, output = self._gradients(w, chunk, batch)
             if self.stochastic:
                 # The counts are of the model that is released, which drops nothing out.
                 output = self._pass.outputs(w, chunk.batch.features)
-        with torch.no_grad(), repeatable_sums(w.device):
+        with (
+            torch.no_grad(),
+            repeatable_sums(w.device),
+            computing("float32", w.device, self.threads),
+        ):
             counts = self._counts(output.to(w.dtype), chunk)
         rows = UserRows(self.layout, chunk.users, gradients, counts, self._columns)
         if chunk.broken is None:
@@ -245,7 +252,22 @@ class CohortEngine:
 
     def _seed(self, chunk: Chunk) -> int:
         """What torch's own dropout is drawn from, where a chunk is one user."""
-        return int(hashed(chunk.key, int(chunk.users[0]), int(chunk.batch.samples[0])))
+        start = int(self.data.rows(chunk.users[:1], strict=False)[0][0])
+        return int(hashed(chunk.key, int(chunk.users[0]), int(chunk.batch.samples[0]) - start))
+
+    def fresh_pass(self) -> Pass:
+        """A pass of its own for who wants to try it; the engine's is left as it is."""
+        return replace(self)._pass
+
+    @property
+    def threads(self) -> int | None:
+        """How many threads of a CPU may be used at most, where users are computed together."""
+        if not self.private or self._alone:
+            return None
+        # Cells that `VmapPass` takes together have any number of rows, and bfloat16's steps are
+        # twice as long: cut in two, a piece could end within a user.
+        tiled = isinstance(self._pass, LayerPass) and self.precision == "float32"
+        return THREADS if tiled else 1
 
     @cached_property
     def stochastic(self) -> bool:
@@ -375,8 +397,11 @@ class CohortEngine:
         right = task.performance(output, batch.labels, schema).to(output.dtype) * batch.real
         rates = self._rates
         r, split = len(rates), self.basis == "split"
+        # A multiple of so many: the last few numbers of a call go through other instructions.
+        room = -(-len(predicted) // SMALL_TILE) * SMALL_TILE
+        asked = filled_rows(predicted, room), filled_rows(batch.labels, room)
         values = [
-            rate.evaluate(predicted, batch.labels).to(output.dtype) * condition
+            rate.evaluate(*asked)[: len(predicted)].to(output.dtype) * condition
             for rate, condition in zip(rates, batch.conditions, strict=True)
         ]
         values += [c - f if split else c for f, c in zip(values, batch.conditions, strict=True)]

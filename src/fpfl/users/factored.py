@@ -52,8 +52,8 @@ from fpfl.users.rows import LOSS, OVERALL
 INPUT_BITS, GRADIENT_BITS = 18, 20
 """How many bits whole numbers of inputs and of output gradients have."""
 
-WIDEST = 2**12
-"""Layers up to so wide have products below 2⁵³."""
+WIDEST, WIDEST_INPUT = 2**12, 2**16
+"""Layers with up to so many outputs and inputs have products below 2⁵³."""
 
 CANCELLED = 16.0
 """A user counts as having at least this part of the length of its samples."""
@@ -92,12 +92,10 @@ class _Whole:
         return cls((rows / unit.unsqueeze(-1)).round_(), unit)
 
     def products(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
-        """r_i · r_i of all rows and r_i · r_j of the pairs: sums of whole numbers, exact."""
+        """r_i · r_i of all rows and r_i · r_j of the pairs, in squares of units: exact."""
         own = self.numbers.square().sum(dim=-1)
         one, other = (self.numbers.index_select(-2, rows) for rows in (pairs.one, pairs.other))
-        both = one.mul_(other).sum(dim=-1)
-        units = [self.unit.index_select(-1, rows) for rows in (pairs.one, pairs.other)]
-        return own * self.unit.square(), both * (units[0] * units[1])
+        return own, one.mul_(other).sum(dim=-1)
 
 
 @dataclass(frozen=True)
@@ -333,7 +331,11 @@ class FactoredGradients:
             if layer.x is not None:
                 lone, pairs = layer.x.products(self._pairs)
                 own, both = own * lone, both * pairs
-            lengths, products = lengths + own, products + both
+            # Of both sides together before it is squared: a gradient's alone may be so small that
+            # its square is zero, beside an input so large that their product is not.
+            unit = layer.unit
+            one, other = (unit.index_select(-1, r) for r in (self._pairs.one, self._pairs.other))
+            lengths, products = lengths + own * unit.square(), products + both * (one * other)
         return lengths, products * 2.0
 
     def _weights(self, names: Collection[str]) -> tuple[Tensor, list[int]]:

@@ -60,6 +60,31 @@ class Recording:
             ],
         )
 
+    def tensors(self) -> list[Tensor]:
+        """All of its numbers."""
+        found = [self.output] if self.weights is None else [self.output, self.weights]
+        for call in (call for calls in self.calls for call in calls):
+            found += [call.x, *call.g, *([] if call.seen is None else [call.seen])]
+        return found
+
+    def chosen(self, rows: Tensor) -> Recording:
+        """The same of some rows, in their order."""
+        return Recording(
+            self.output[rows],
+            None if self.weights is None else self.weights[:, rows],
+            [
+                [
+                    Call(
+                        call.x[rows],
+                        [g[rows] for g in call.g],
+                        None if call.seen is None else call.seen[rows],
+                    )
+                    for call in calls
+                ]
+                for calls in self.calls
+            ],
+        )
+
     def first(self, rows: int) -> Recording:
         """The same of the first rows alone."""
         return Recording(

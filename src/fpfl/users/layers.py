@@ -182,7 +182,8 @@ class Product(Recorder):
             rows, columns = steady.filled(rows), steady.filled(columns).transpose(1, 2)
             place = out[:, :, self.places["weight"]]
             whole = rows.shape[2] == inside and columns.shape[1] == outside
-            if self.in_order and whole and count == splits == 1 and g.dtype == out.dtype:
+            direct = self.in_order and whole and count == splits == 1 and not g.is_cuda
+            if direct and g.dtype == out.dtype:
                 place = place.view(units, width, x.shape[2])
                 torch.baddbmm(place, columns, rows, beta=int(add), out=place)
             elif inside * outside >= WIDE and not g.is_cuda and splits == 1:
@@ -193,7 +194,8 @@ class Product(Recorder):
                     product = self.ordered(product.reshape(1, count, width, -1))
                     put(one, product.reshape(count, -1), add)
             else:
-                product = torch.bmm(columns, rows)[:, :outside, :inside]
+                at_once = splits * _units_at_once(bucket.size) if g.is_cuda else None
+                product = steady.products(columns, rows, at_once)[:, :outside, :inside]
                 if splits > 1:
                     product = tree_sum(product.reshape(units, splits, *product.shape[1:]), 1)
                 product = product.reshape(units, count, width, -1)
@@ -213,6 +215,18 @@ def _splits(bucket: Bucket, device: torch.device) -> int:
         while bucket.size % (2 * splits) == 0 and bucket.size // splits > 16:
             splits *= 2
     return splits
+
+
+AT_ONCE = 2048
+"""About so many rows of cells are in one call of a GPU's batched product."""
+
+
+def _units_at_once(size: int) -> int:
+    """How many cells of a size are in one batched product: a power of two, by the size alone.
+
+    A GPU's kernel, and with it the bits, is chosen by how many products there are.
+    """
+    return 1 << max(0, (AT_ONCE // size).bit_length() - 1)
 
 
 class LinearRecorder(Product):

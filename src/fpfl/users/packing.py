@@ -150,6 +150,19 @@ class Batch:
             None if self.keys is None else some(self.keys),
         )
 
+    def chosen(self, rows: Tensor) -> Batch:
+        """Some of its rows, in their order, in as many places."""
+        return Batch(
+            self.packing,
+            self.samples,
+            self.features[rows],
+            self.labels[rows],
+            self.real[rows],
+            self.conditions[:, rows],
+            self.cell[rows],
+            None if self.keys is None else self.keys[rows],
+        )
+
     def to(self, device: torch.device) -> Batch:
         """The same on another device."""
         tensors = (self.features, self.labels, self.real, self.conditions, self.cell)

@@ -14,10 +14,26 @@ numbers with 10 bits of mantissa, on GPUs that have it. ``bf16``: forward and ba
 where that is safe (autocast). Norms, clipping and sums are in the model's precision or better."""
 
 
+THREADS = 2
+"""A CPU's threads, at most, where a row's bits must not depend on its place.
+
+What is computed number by number (sigmoid, SiLU, ...) is cut into a piece for each thread, and the
+last numbers of a piece go through other instructions, whose last bit may differ. Tiles have a
+multiple of 64 rows: cut in two, no piece has such an end. Cut in three, it would lie within a row,
+and in whose row would depend on everybody before it."""
+
+
 @contextmanager
-def computing(precision: Precision, device: torch.device) -> Iterator[None]:
-    """Compute in the given precision, whatever torch's global settings are, and restore them."""
+def computing(
+    precision: Precision, device: torch.device, threads: int | None = None
+) -> Iterator[None]:
+    """Compute in the given precision, whatever torch's global settings are, and restore them.
+
+    With ``threads`` on no more of a CPU's threads than that.
+    """
     with ExitStack() as stack:
+        if threads is not None and device.type == "cpu":
+            stack.enter_context(_on_threads(threads))
         # Set here and not read from globals: a coarser product elsewhere is no matter of ours.
         stack.enter_context(_tf32(precision != "float32" and device.type == "cuda"))
         stack.enter_context(_repeatable())
@@ -27,6 +43,19 @@ def computing(precision: Precision, device: torch.device) -> Iterator[None]:
                 torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False)
             )
         yield
+
+
+@contextmanager
+def _on_threads(most: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    if before <= most:
+        yield
+        return
+    torch.set_num_threads(most)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

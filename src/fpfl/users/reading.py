@@ -271,8 +271,10 @@ class Reader:
             broken[(cell if packed.one_cell_each else owner[cell])[~sound]] = True
         keys = None
         if self.seeded:
-            whose = users[_users_of(packed, cell)]
-            keys = torch.from_numpy(hashed(key, whose, samples.cpu().numpy())).to(device)
+            # By a sample's number among its user's: how many the users before have is theirs.
+            place = _users_of(packed, cell)
+            within = samples.cpu().numpy() - self.data.rows(users, strict=False)[0][place]
+            keys = torch.from_numpy(hashed(key, users[place], within)).to(device)
         rates = len(self.rates)
         member = marks[:, rates:]
         whole = factored or self.whole
