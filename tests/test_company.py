@@ -294,7 +294,10 @@ def test_a_number_that_the_models_type_does_not_have_ends_no_private_run() -> No
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(40, 3)), rng.integers(0, 2, 40)
     x[17, 1] = 1e300  # in double precision it is a number like others
-    data = FederatedDataset.from_samples(x, y, np.zeros((40, 0)), Schema((3,), classes=2))
+    data = FederatedDataset(
+        torch.from_numpy(x), torch.from_numpy(y), torch.zeros(40, 0).long(), torch.arange(41),
+        Schema((3,), classes=2),
+    )  # fmt: skip
     privacy = Privacy(noise_multiplier=1.0, clip=1.0, delta=1e-3)
     run = train(nn.Linear(3, 1), data, cohort=20, rounds=2, privacy=privacy)
     assert all(p.isfinite().all() for p in run.model.parameters())
