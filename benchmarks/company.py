@@ -184,7 +184,7 @@ def kernels(device: str) -> dict[str, Any]:
         sizes = engine.data.sizes().numpy()
         heavy = int(sizes.argmax())
         if checked.alone:  # one after the other
-            everybody = np.append(everybody[:300], heavy)
+            everybody = np.union1d(everybody[:300], heavy)
         rest = everybody[everybody != heavy]
         whole, without = total(everybody), total(rest)
         apart = total(rest[: len(rest) // 3]) + total(rest[len(rest) // 3 :], memory=2**26)

@@ -64,13 +64,39 @@ def whole_sum(weights: Tensor, rows: Tensor, member: Tensor | None = None) -> tu
             whole = buffer[: part.stop - start]
             torch.mul(rows[part], weights[part].unsqueeze(1), out=whole)
             whole.round_().clamp_(-LARGEST, LARGEST)
-            torch.linalg.vector_norm(whole, dim=1, out=norms[part])
+            norms[part] = row_norms(whole)
             if member is not None:
                 sums += member[part].to(whole.dtype).T @ whole
             else:
                 sums += whole.sum(dim=0) if len(whole) > 1 else whole
         total += sums.long()
     return (total[0] if member is None else total), norms.square_()
+
+
+NORMS_AT_ONCE = 2**21
+"""About so many numbers are in one call where a GPU takes norms."""
+
+
+def row_norms(rows: Tensor) -> Tensor:
+    """‖row‖₂ of every row, in double precision: its bits depend on that row alone.
+
+    A GPU goes by how many rows there are, so a call always has the same number of them there, by
+    their width. A CPU may cut a single row into pieces for several threads, and never two.
+    """
+    if not rows.is_cuda:
+        return _norms(rows if len(rows) != 1 else rows.expand(2, -1))[: len(rows)]
+    count = 1 << max(0, (NORMS_AT_ONCE // max(1, rows.shape[1])).bit_length() - 1)
+    found = []
+    for part in torch.split(rows, count):
+        missing = count - len(part)
+        whole = torch.cat([part, part.new_zeros(missing, part.shape[1])]) if missing else part
+        found.append(_norms(whole)[: len(part)])
+    return torch.cat(found)
+
+
+def _norms(rows: Tensor) -> Tensor:
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    return norms
 
 
 def weighted_sum(weights: Tensor, rows: Tensor) -> Tensor:

@@ -179,17 +179,17 @@ class Product(Recorder):
             rows = x[bucket.rows].to(g.dtype).reshape(units * splits, -1, x.shape[2])
             columns = g.reshape(units * splits, -1, g.shape[2])
             inside, outside = rows.shape[2], columns.shape[2]
-            rows, columns = steady.filled(rows), steady.filled(columns).transpose(1, 2)
+            rows, columns = steady.filled(rows), steady.filled(columns)
             place = out[:, :, self.places["weight"]]
-            whole = rows.shape[2] == inside and columns.shape[1] == outside
+            whole = rows.shape[2] == inside and columns.shape[2] == outside
             direct = self.in_order and whole and count == splits == 1 and not g.is_cuda
             if direct and g.dtype == out.dtype:
                 place = place.view(units, width, x.shape[2])
-                torch.baddbmm(place, columns, rows, beta=int(add), out=place)
+                torch.baddbmm(place, columns.mT, rows, beta=int(add), out=place)
             elif inside * outside >= WIDE and not g.is_cuda and splits == 1:
                 # Cell by cell in one piece of memory: getting it for all of them costs more.
-                buffer = g.new_empty(columns.shape[1], rows.shape[2])
-                for one, left, right in zip(place, columns, rows, strict=True):
+                buffer = g.new_empty(columns.shape[2], rows.shape[2])
+                for one, left, right in zip(place, columns.mT, rows, strict=True):
                     product = torch.mm(left, right, out=buffer)[:outside, :inside]
                     product = self.ordered(product.reshape(1, count, width, -1))
                     put(one, product.reshape(count, -1), add)

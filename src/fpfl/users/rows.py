@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fpfl.summing import tree_sum, weighted_sum, whole_sum
+from fpfl.summing import row_norms, tree_sum, weighted_sum, whole_sum
 from fpfl.users.layout import Layout
 
 LOSS, GROUPS, OVERALL = GRADIENTS = ("loss_gradient", "F_gradient", "overall_F_gradient")
@@ -334,21 +334,13 @@ def _norms(rows: Tensor) -> Tensor:
     # In double precision: millions of float32 squares added up in float32 come out too small.
     width = rows.shape[1]
     if rows.is_cuda or not len(rows):
-        return _block_norms(rows)
+        return row_norms(rows)
     if width >= WIDE:
         # A copy of one row at a time, always in the same place: a copy of all of them is slow to
         # get, and where a row lies in memory may matter to a kernel.
         row = rows.new_empty(width, dtype=torch.float64)
         return torch.stack([torch.dot(row.copy_(each), row) for each in rows]).sqrt_()
-    return torch.cat([_block_norms(some) for some in torch.split(rows, WIDE // max(1, width))])
-
-
-def _block_norms(rows: Tensor) -> Tensor:
-    # Two rows at least: one alone may be cut into pieces for several threads, in another order.
-    if len(rows) == 1:
-        return _block_norms(rows.expand(2, -1))[:1]
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-    return norms
+    return torch.cat([row_norms(some) for some in torch.split(rows, WIDE // max(1, width))])
 
 
 def _added(values: list[Tensor]) -> Tensor:

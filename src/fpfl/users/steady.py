@@ -76,14 +76,15 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def products(left: Tensor, right: Tensor, at_once: int | None) -> Tensor:
-    """Batched products, always with ``at_once`` of them in a call: the last ones are filled up.
+    """Batched products leftᵀ right, always with ``at_once`` of them in a call.
 
-    None: all in one call, for devices that take them one after the other.
+    The last ones are filled up. None: all in one call, for devices that take them one after the
+    other.
     """
     if at_once is None:
-        return torch.bmm(left, right)
+        return torch.bmm(left.mT, right)
     found = [
-        torch.bmm(filled_rows(a, at_once), filled_rows(b, at_once))[: len(a)]
+        torch.bmm(filled_rows(a, at_once).mT, filled_rows(b, at_once))[: len(a)]
         for a, b in zip(torch.split(left, at_once), torch.split(right, at_once), strict=True)
     ]
     return found[0] if len(found) == 1 else torch.cat(found)
