@@ -77,19 +77,25 @@ NORMS_AT_ONCE = 2**21
 """About so many numbers are in one call where a GPU takes norms."""
 
 
+ALIGNED = 64
+"""Rows of a multiple of so many numbers begin at multiples of 256 bytes."""
+
+
 def row_norms(rows: Tensor) -> Tensor:
     """‖row‖₂ of every row, in double precision: its bits depend on that row alone.
 
-    A GPU goes by how many rows there are, so a call always has the same number of them there, by
-    their width. A CPU may cut a single row into pieces for several threads, and never two.
+    A GPU goes by how many rows there are, and by where in memory each begins. So a call always has
+    the same number of them there, by their width, which is filled up: all begin alike. A CPU may
+    cut a single row into pieces for several threads, and never two.
     """
     if not rows.is_cuda:
         return _norms(rows if len(rows) != 1 else rows.expand(2, -1))[: len(rows)]
-    count = 1 << max(0, (NORMS_AT_ONCE // max(1, rows.shape[1])).bit_length() - 1)
+    width = -(-rows.shape[1] // ALIGNED) * ALIGNED
+    count = 1 << max(0, (NORMS_AT_ONCE // max(1, width)).bit_length() - 1)
     found = []
     for part in torch.split(rows, count):
-        missing = count - len(part)
-        whole = torch.cat([part, part.new_zeros(missing, part.shape[1])]) if missing else part
+        whole = part.new_zeros(count, width)
+        whole[: len(part), : part.shape[1]] = part
         found.append(_norms(whole)[: len(part)])
     return torch.cat(found)
 

@@ -41,6 +41,9 @@ CELLS = (1, 3, 40)
 SIZES = (1, 1, 2, 1, 3, 5, 2, 9, 1, 4, 14, 2, 1, 33, 6, 70)
 """Samples of the made-up users: few and many, next to each other."""
 
+ALONE_TOO = (0, 5, 10, 13, 15)
+"""Those who are computed by themselves, too."""
+
 ALONE = "every user is computed alone in this run, which is slower"
 REFUSED = (
     "on this device a user's numbers depend, in their last bits, on who else is computed with "
@@ -76,10 +79,7 @@ def _rows_keep_bits(engine: CohortEngine) -> bool:
     order of it, among zeros, and with one row in all places. On a GPU with its recorded graphs and
     without.
     """
-    way, w = engine.fresh_pass(), engine.model.vector()
-    w = w + 0.3 * w.std(unbiased=False) * torch.randn(
-        w.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64
-    ).to(w)
+    way, w = engine.fresh_pass(), _elsewhere(engine.model.vector())
     dtype = engine.data.input_dtype(w.dtype)
     with computing(engine.precision, w.device, engine.threads):
         if isinstance(way, LayerPass):
@@ -129,30 +129,29 @@ def _units_alike(engine: CohortEngine, way: Pass, w: Tensor, dtype: torch.dtype,
 
 
 def _users_keep_bits(engine: CohortEngine) -> bool:
-    data = _made_up(engine)
-    trial = replace(engine, data=data)
-    rng = np.random.default_rng(0)
+    """Whether made-up users have the same whole numbers together, in parts and by themselves."""
+    trial = replace(engine, data=_made_up(engine))
     users = np.arange(len(SIZES))
-    some = rng.permutation(users)[: len(users) // 2]
-    generator = torch.Generator().manual_seed(2)
-    for spread in (0.0, 0.5):
-        w = engine.model.vector()
-        w = w + spread * w.std(unbiased=False) * torch.randn(
-            w.shape, generator=generator, dtype=torch.float64
-        ).to(w)
-        together = _rows(trial, w, users)
-        others = [_rows(trial, w, some), _rows(trial, w, np.setdiff1d(users, some))]
-        others += [_rows(trial, w, users[k : k + 1]) for k in (0, 4, 5, 6, 7, 9, 10, 13, 14, 15)]
-        for norms, total, who in others:
-            if not all(torch.equal(norms[k], together[0][k]) for k in norms):
-                return False
-            rest = _rows(trial, w, np.setdiff1d(users, who))
-            if not torch.equal(together[1] - rest[1], total):
-                return False
+    some = np.random.default_rng(0).permutation(users)[: len(users) // 2]
+    w = _elsewhere(engine.model.vector())
+    together = _rows(trial, w, users)
+    for who in (some, np.setdiff1d(users, some), *(users[k : k + 1] for k in ALONE_TOO)):
+        norms, total = _rows(trial, w, who)
+        if not all(torch.equal(norms[k], together[0][k]) for k in norms):
+            return False
+        rest = _rows(trial, w, np.setdiff1d(users, who))
+        if not torch.equal(together[1] - rest[1], total):
+            return False
     return True
 
 
-def _rows(engine: CohortEngine, w: Tensor, users: Ints) -> tuple[dict[int, Tensor], Tensor, Ints]:
+def _elsewhere(w: Tensor) -> Tensor:
+    """Parameters near these: a layer that starts from zero would hide all before it."""
+    noise = torch.randn(w.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    return w + 0.5 * w.std(unbiased=False) * noise.to(w)
+
+
+def _rows(engine: CohortEngine, w: Tensor, users: Ints) -> tuple[dict[int, Tensor], Tensor]:
     """The users' norms, and the sum of their vectors in whole numbers."""
     norms: dict[int, Tensor] = {}
     names = [name for name in engine.layout.shapes if name != "clipped"]
@@ -169,7 +168,7 @@ def _rows(engine: CohortEngine, w: Tensor, users: Ints) -> tuple[dict[int, Tenso
         sums, _ = rows.whole(names, 2.0**30 / each.clamp(min=1.0))
         for name, block in sums.items():
             total[engine.layout.slices[name]] += block
-    return norms, total, users
+    return norms, total
 
 
 def _made_up(engine: CohortEngine) -> FederatedDataset:
