@@ -14,6 +14,7 @@ their widths are not filled up (`fpfl.users.steady`), and bits were seen to depe
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ from fpfl.users import task
 from fpfl.users.choice import made_up_batch
 from fpfl.users.engine import UNITS, CohortEngine
 from fpfl.users.flat import FlatModel
-from fpfl.users.graphs import Recording
+from fpfl.users.graphs import Recording, repeatable
 from fpfl.users.packing import Ints
 from fpfl.users.passes import LayerPass, Objective, Pass
 from fpfl.users.precision import THREADS, computing
@@ -62,9 +63,29 @@ def checked(engine: CohortEngine) -> tuple[CohortEngine, str | None]:
         return engine, None
     if not engine.layered:
         return replace(engine, alone=True), UNKNOWN
-    if not keeps_bits(engine):
+    if not _tried(engine):
         return replace(engine, alone=True), REFUSED
     return engine, None
+
+
+_FOUND: dict[tuple[Any, ...], bool] = {}
+"""What was found in this process, for runs that call the same kernels with the same shapes."""
+
+
+def _tried(engine: CohortEngine) -> bool:
+    module, w = engine.model.module, engine.model.vector()
+    if not repeatable(module):  # somebody else's forward may hide a setting from its text
+        return keeps_bits(engine)
+    key = (
+        str(module), engine.model.shapes, module.training, w.dtype, str(w.device),
+        engine.data.schema, engine.data.input_dtype(w.dtype), repr(engine.constraint),
+        engine.layout, engine.standin, engine.local, engine.precision, engine.threads,
+        torch.get_num_threads(), engine.tile, engine.memory, engine.samples_per_user,
+        engine.factoring,
+    )  # fmt: skip
+    if key not in _FOUND:
+        _FOUND[key] = keeps_bits(engine)
+    return _FOUND[key]
 
 
 def keeps_bits(engine: CohortEngine) -> bool:

@@ -260,6 +260,12 @@ class CohortEngine:
         return replace(self)._pass
 
     @property
+    def tile(self) -> int | None:
+        """How many rows are computed together; None for all of a user's."""
+        apart = self.alone or (self.stochastic and not keyed(self.model.module))
+        return None if apart else tile_for(self.data.schema.shape, self.expected)
+
+    @property
     def threads(self) -> int | None:
         """How many threads of a CPU may be used at most, where users are computed together."""
         if not self.private or self._alone:
@@ -314,9 +320,7 @@ class CohortEngine:
         units = None if self.alone or self.stochastic else UNITS
         if self.local is not None:
             return LocalPass(self.model, objective, self.local, dtype, units)
-        apart = self.alone or (self.stochastic and not keyed(self.model.module))
-        tile = None if apart else tile_for(self.data.schema.shape, self.expected)
-        return chosen_pass(self.model, objective, dtype, tile, units)
+        return chosen_pass(self.model, objective, dtype, self.tile, units)
 
     @cached_property
     def _weighting(self) -> Weighting:
