@@ -28,6 +28,22 @@ from fpfl.thirdparty.sums import ThirdParty
 CONSTRAINT = fpfl.fnr_parity("sex", tolerance=0.02)
 
 
+def keep_engines(monkeypatch: Any) -> None:
+    """Make an engine once for the same samples: anew for every message it is to no other effect.
+
+    By the samples, not by the dataset: a node makes one around them for each round.
+    """
+    engine, made = Agreement.engine, {}
+
+    def once(self: Agreement, data: FederatedDataset) -> Any:
+        key = id(data.features)
+        if key not in made:
+            made[key] = data.features, engine(self, data)  # kept, so that the number stays theirs
+        return made[key][1]
+
+    monkeypatch.setattr(Agreement, "engine", once)
+
+
 @lru_cache
 def people(users: int = 60, samples: int = 4, seed: int = 0) -> FederatedDataset:
     """Users with a few samples each; some have none."""

@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from conftest import thorough
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_engine import CONSTRAINTS, MODELS, TOKENS
@@ -158,7 +159,8 @@ def test_local_steps_are_ones_own(way, kind, sizes, seed) -> None:
 @pytest.mark.parametrize("way", ["linear", "deep"])
 def test_a_silent_heavy_user_among_thousands(way, kind) -> None:
     """The attack that refuted 0.1.0: its own vector is zero, and it must change nothing."""
-    sizes = [2] * 4000 + [1] * 4000 + [1000]
+    half = thorough(4000, 8000)
+    sizes = [2] * half + [1] * half + [1000]
     engine, w = made(way, kind, sizes, 2, "one attribute", 1, basis="split")
     data = engine.data
     heavy = slice(-1000, None)

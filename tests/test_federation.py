@@ -19,6 +19,7 @@ from federated import (
     agreement,
     contributed,
     dealt,
+    keep_engines,
     network,
     nobody,
     parameters,
@@ -605,15 +606,7 @@ def test_a_node_that_deals_useless_shares_spoils_one_attempt(caplog, tmp_path):
 @pytest.mark.parametrize("nodes", some((120, 200), 120))
 def test_many_nodes_have_few_neighbours(nodes, monkeypatch):
     """The sparse graph, from the agreement to the sum; one user a node, some nodes gone."""
-    engine, made = Agreement.engine, {}
-
-    def once(self, data):
-        # By the samples, which stay: a node makes a dataset around them for each round.
-        if id(data.features) not in made:
-            made[id(data.features)] = data.features, engine(self, data)
-        return made[id(data.features)][1]
-
-    monkeypatch.setattr(Agreement, "engine", once)
+    keep_engines(monkeypatch)
     changes = {"constraint": None, "method": None, "rounds": 1, "selection": "last"}
     agreed = with_seed(agreement(nodes, nodes, **changes), 3)
     assert agreed.graph.degree is not None

@@ -89,15 +89,7 @@ class Federation:
         monkeypatch.setattr(courier, "time", self.grid.clock)
         self.opened: list[tuple[int, tuple[str, ...], np.ndarray, np.ndarray]] = []
         self._watch(monkeypatch)
-        # What a process of its own would make anew for every message, and to no other effect.
-        engine, made = Agreement.engine, {}
-
-        def once(self: Agreement, data: Any) -> Any:
-            if id(data) not in made:
-                made[id(data)] = engine(self, data)
-            return made[id(data)]
-
-        monkeypatch.setattr(Agreement, "engine", once)
+        federated.keep_engines(monkeypatch)
 
     def _watch(self, monkeypatch: Any) -> None:
         """Compare every sum with that of its survivors' contributions, number by number."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import some
-from federated import Memory, agreement, contributed, dealt, parts, with_seed
+from federated import Memory, agreement, contributed, dealt, keep_engines, parts, with_seed
 from lying import ROUND, Lying, lies
 
 import fpfl
@@ -22,15 +22,7 @@ CHANGES: dict[str, Any] = {"constraint": None, "method": None, "rounds": 1, "sel
 
 @pytest.fixture(autouse=True)
 def one_engine(monkeypatch) -> None:
-    """What is made anew for every message, and to no other effect."""
-    engine, made = Agreement.engine, {}
-
-    def once(self: Agreement, data: Any) -> Any:
-        if id(data) not in made:
-            made[id(data)] = engine(self, data)
-        return made[id(data)]
-
-    monkeypatch.setattr(Agreement, "engine", once)
+    keep_engines(monkeypatch)
 
 
 def agreed_on(nodes: int) -> Agreement:
