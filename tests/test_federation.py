@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -344,9 +345,43 @@ def test_a_bad_cell_of_a_table_takes_its_user_away_and_nobody_else(tmp_path):
         with pytest.raises(ValueError, match="expected"):
             load(spoilt)
         assert np.array_equal(sum_of_node(agreed, lambda rows=spoilt: load(rows)), want), cell
+        # Whoever reads may do so in threads of its own.
+        with ThreadPoolExecutor(1) as pool:
+            told = sum_of_node(agreed, lambda rows=spoilt: pool.submit(load, rows).result())
+        assert np.array_equal(told, want)
+    # A row that is none is nobody's.
+    all_of_them = sum_of_node(agreed, lambda: load(rows))
+    for none in (["1", "2"], [*rows[0], "more"], ['"a"b', *rows[0][1:]]):
+        with pytest.raises(ValueError, match=r"people\.csv"):
+            load([rows[0], none, *rows[1:]])
+        told = sum_of_node(agreed, lambda none=none: load([rows[0], none, *rows[1:]]))
+        assert np.array_equal(told, all_of_them)
     # A row of nobody is nobody's.
     assert np.array_equal(sum_of_node(agreed, lambda: load([*rows, [*rows[0][:-1], ""]])),
                           sum_of_node(agreed, lambda: load(rows)))  # fmt: skip
+
+
+def test_merging_leaves_what_is_no_group_to_its_user():
+    data = people().subset(np.arange(20))
+    attributes = data.attributes.clone()
+    attributes[int(data.offsets[11])] = 9
+    values = {"first": ["a"], "second": ["b"]}
+    agreed = agreement(rounds=1)
+    schema = replace(
+        agreed.schema, attributes=(fpfl.Attribute("sex", ("first", "second")),), population=None
+    )
+    agreed = replace(agreed, schema=schema)
+
+    def load(attributes, chosen=range(20)):
+        made = fpfl.FederatedDataset(
+            data.features, data.labels, attributes, data.offsets, data.schema
+        )
+        return fpfl.merge_values(made, "sex", values).subset(chosen)
+
+    others = [k for k in range(20) if k != 11]
+    want = sum_of_node(agreed, lambda: load(data.attributes, others))
+    assert want.any()
+    assert np.array_equal(sum_of_node(agreed, lambda: load(attributes)), want)
 
 
 def test_one_user_more_than_agreed_adds_itself_alone():

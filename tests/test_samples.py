@@ -27,7 +27,7 @@ from fpfl.folder import look, read_fingerprints
 from fpfl.privacy.filter import Mechanism
 from fpfl.privacy.ledger import CopiedRunError, RunLedger
 from fpfl.privacy.population import PopulationLedger
-from fpfl.privacy.remarks import BEFORE
+from fpfl.privacy.remarks import BEFORE, BEFORE_EVALUATED
 from fpfl.report.page import write_report
 from fpfl.report.reading import read_run
 
@@ -175,8 +175,19 @@ def test_a_run_is_read(sample: Path) -> None:
         assert read_run(sample / "run").notes == ()  # nothing is missing, or of another model
     if wanted["finished"] and private_of_before(sample):
         assert found["statement"].pop(0) == BEFORE
+        if "private" in found["evaluations"]:
+            assert found["evaluations"]["private"]["statement"].pop(0) == BEFORE_EVALUATED
     check_alike(found, wanted)
     assert files(sample / "run") == before
+
+
+def test_a_ledger_says_what_a_result_does_not(copied) -> None:
+    """A finished run of 0.1.0 stays one, whatever is written into its result."""
+    run = copied(SAMPLES / "0.1.0" / "evaluated") / "run"
+    result = json.loads((run / "result.json").read_text(encoding="utf-8"))
+    result["privacy"]["contributions"] = "alone"
+    (run / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    assert BEFORE in read_run(run).statement
 
 
 def private_of_before(sample: Path) -> bool:
