@@ -31,6 +31,9 @@ lint: $(VENV)/.stamp-dev ## check style, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/check-jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema -q --builtin-schema vendor.github-issue-forms \
+	  .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/idea.yml
 
 install-test: $(VENV)/.stamp-dev ## install the wheel into empty environments and use it
 	$(BIN)/python scripts/installs.py known newest

@@ -20,10 +20,11 @@ from fpfl import (
     fnr_parity,
 )
 from fpfl.thirdparty import DenseRows, ThirdParty, clip, clip_rules, clipped_sum
-from fpfl.users import CohortEngine, FlatModel, task
+from fpfl.users import CohortEngine, FlatModel
 from fpfl.users.choice import chosen_pass
 from fpfl.users.factored import FactoredGradients
 from fpfl.users.passes import LayerPass, Objective, VmapPass
+from fpfl.users.reference import user_statistics
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 
@@ -141,47 +142,17 @@ def with_tokens(data: FederatedDataset, seed: int) -> FederatedDataset:
 
 
 def loop_over_users(engine: CohortEngine, w: Tensor, users: np.ndarray) -> Tensor:
-    """The plain way: one user, one gradient after the other, straight from the definitions."""
-    data, layout, model = engine.data, engine.layout, engine.model
-    schema = data.schema
-    rows = []
-    for k in users:
-        part = slice(*data.offsets[k : k + 2].tolist())
-        x, y = data.features[part], data.labels[part]
-        row = torch.zeros(layout.size, dtype=w.dtype)
-        if len(y):
-            parameters = w.clone().requires_grad_()
-
-            def gradient(total: Tensor, p: Tensor = parameters) -> Tensor:
-                return torch.autograd.grad(total, p, retain_graph=True)[0]
-
-            output = task.flatten_output(model(parameters, x), schema)
-            blocks = {"loss_gradient": gradient(task.loss(output, y, schema).sum())}
-            right = (task.predictions(output, schema) == y).sum()
-            blocks |= {"hits": right, "misses": len(y) - right}
-            if engine.constraint is not None:
-                member = engine.groups.membership(data.attributes[part])
-                soft, hard = task.scores(output, schema), task.predictions(output, schema)
-                sums: dict[str, list[Tensor]] = {name: [] for name in layout.shapes}
-                for rate in engine.constraint.rates:
-                    condition = rate.condition(y)
-                    f, estimate = rate.evaluate(hard, y), rate.standin(soft, y)
-                    for prefix, chosen in [
-                        *(("", member[:, g] & condition) for g in range(member.shape[1])),
-                        ("overall_", condition),
-                    ]:
-                        if prefix + "F" in sums:
-                            sums[prefix + "F"].append(f[chosen].sum())
-                            n = chosen.sum()
-                            if engine.basis == "split":
-                                n = n - f[chosen].sum()
-                            sums[prefix + "n"].append(n)
-                            sums[prefix + "F_gradient"].append(gradient(estimate[chosen].sum()))
-                blocks |= {name: torch.stack(values) for name, values in sums.items() if values}
-            for name, value in blocks.items():
-                row[layout.slices[name]] = torch.as_tensor(value, dtype=w.dtype).flatten()
-        rows.append(row)
-    return torch.stack(rows)
+    """The paper's UserStatistics, one user after the other, as rows of the engine's layout."""
+    layout = engine.layout
+    rows = torch.zeros(len(users), layout.size, dtype=w.dtype)
+    for row, k in zip(rows, users, strict=True):
+        v = user_statistics(int(k), w, engine.model, engine.data, engine.constraint)
+        if engine.basis == "split":
+            v |= {n: v[n] - v[f] for n, f in (("n", "F"), ("overall_n", "overall_F")) if n in v}
+        for name, place in layout.slices.items():
+            if name in v:
+                row[place] = v[name].to(w.dtype).flatten()
+    return rows
 
 
 def make(model, constraint, sizes, classes, seed, dtype=torch.float64, **how):

@@ -1,4 +1,7 @@
-"""What a method is: a pure function from (state, released totals) to (state, direction)."""
+"""UpdateMultiplier of Algorithm 1, and the direction of its UpdateParameters.
+
+A method is a pure function from (state, released totals) to (state, direction).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-r"""The modified method of differential multipliers (Platt and Barr, 1987; the paper's section 3).
+r"""UpdateMultiplier of Algorithm 1: the modified method of differential multipliers.
+
+(Platt and Barr, 1987; the paper's sections 2.3 and 3.1.)
 
 With the difference D_a = F/n' − F_a/n'_a of every group a, h_a = |D_a| − α and g_a = max(h_a, 0):
 

@@ -1,4 +1,6 @@
-"""ε of a whole run for each sampler, and the noise that a given ε needs.
+"""CalculateNoiseScale(K, m, ε, δ, T) of Algorithm 1: the noise that an ε needs, and back.
+
+ε is that of a whole run, for each sampler.
 
 Two accountants, each for the sampler it was proved for:
 

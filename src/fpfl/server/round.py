@@ -1,4 +1,6 @@
-"""The server: Algorithm 1's loop, on released totals and a flat vector of parameters.
+"""ServerExecutes of Algorithm 1: the loop, on released totals and a flat vector of parameters.
+
+UpdateMultiplier and UpdateParameters are the method's (`fpfl.methods`), and an optimiser's step.
 
 It does not know who computed the totals. A simulation and a real federation are two things with a
 ``release`` method; the loop below serves both, private or not, constrained or not.

@@ -1,4 +1,10 @@
-r"""The third party: clips each user's vector, sums, adds noise, and lets nothing else out.
+r"""SecureAggregation of Algorithm 1: the third party, which lets nothing but noisy sums out.
+
+It clips each user's vector, adds them up and adds noise. The paper's line 15,
+
+    v = Σ_k v^k · min(1, C/‖v^k‖) + N(0, C²σ²),
+
+in whole numbers is
 
     v = g_b (round(h_b Σ_k z^k / g_b) + z),    z ~ N_Z(0, 2⁴⁸),    in every number of block b
 

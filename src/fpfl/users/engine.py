@@ -1,4 +1,7 @@
-r"""The cohort engine: what each user computes on its own data, for many users at once.
+r"""The cohort engine: UserStatistics of Algorithm 1, for many users at once.
+
+What each user computes on its own data. `fpfl.users.reference` has the same for one user, as the
+paper writes it; this is the fast way.
 
 Users of any size are packed side by side (`fpfl.users.packing`), in chunks that fit a memory
 budget. One forward pass over a chunk serves all the gradients its users send
