@@ -7,11 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from fpfl.data.federated import FederatedDataset
+from fpfl.data.federated import NO_CODE, FederatedDataset
 from fpfl.data.schema import Attribute
-
-NO_GROUP = -(2**31)
-"""A code that no attribute has, nor stands for an unknown value."""
 
 
 def merge_values(
@@ -49,7 +46,7 @@ def merge_values(
     table = torch.tensor([names.index(target[value]) for value in old.values])
     codes = data.attributes.clone()
     # What is no code stays none: it is looked at where its user is computed.
-    codes[codes[:, column] >= len(table), column] = NO_GROUP
+    codes[codes[:, column] >= len(table), column] = int(NO_CODE)
     known = codes[:, column] >= 0
     codes[known, column] = table.to(codes.device)[codes[known, column]]
     merged = Attribute(attribute, names, old.unknown)

@@ -44,21 +44,15 @@ class Recording:
 
     def kept(self) -> Recording:
         """A copy, which stays when a graph is replayed."""
-        return Recording(
-            self.output.clone(),
-            None if self.weights is None else self.weights.clone(),
-            [
-                [
-                    Call(
-                        call.x.clone(),
-                        [g.clone() for g in call.g],
-                        None if call.seen is None else call.seen.clone(),
-                    )
-                    for call in calls
-                ]
-                for calls in self.calls
-            ],
-        )
+        return self._mapped(Tensor.clone)
+
+    def first(self, rows: int) -> Recording:
+        """The same of the first rows alone."""
+        return self._mapped(lambda each: each[:rows])
+
+    def chosen(self, rows: Tensor) -> Recording:
+        """The same of some rows, in their order."""
+        return self._mapped(lambda each: each[rows])
 
     def tensors(self) -> list[Tensor]:
         """All of its numbers."""
@@ -67,35 +61,17 @@ class Recording:
             found += [call.x, *call.g, *([] if call.seen is None else [call.seen])]
         return found
 
-    def chosen(self, rows: Tensor) -> Recording:
-        """The same of some rows, in their order."""
+    def _mapped(self, of: Callable[[Tensor], Tensor]) -> Recording:
+        """The same with a function of rows applied to all of its numbers."""
         return Recording(
-            self.output[rows],
-            None if self.weights is None else self.weights[:, rows],
+            of(self.output),
+            None if self.weights is None else of(self.weights.T).T,
             [
                 [
                     Call(
-                        call.x[rows],
-                        [g[rows] for g in call.g],
-                        None if call.seen is None else call.seen[rows],
-                    )
-                    for call in calls
-                ]
-                for calls in self.calls
-            ],
-        )
-
-    def first(self, rows: int) -> Recording:
-        """The same of the first rows alone."""
-        return Recording(
-            self.output[:rows],
-            None if self.weights is None else self.weights[:, :rows],
-            [
-                [
-                    Call(
-                        call.x[:rows],
-                        [g[:rows] for g in call.g],
-                        None if call.seen is None else call.seen[:rows],
+                        of(call.x),
+                        [of(g) for g in call.g],
+                        None if call.seen is None else of(call.seen),
                     )
                     for call in calls
                 ]
