@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fpfl.summing import row_norms, tree_sum, weighted_sum, whole_sum
 from fpfl.users.layout import Layout
+from fpfl.users.precision import repeatable_sums
 
 LOSS, GROUPS, OVERALL = GRADIENTS = ("loss_gradient", "F_gradient", "overall_F_gradient")
 CLIPPED = "clipped"
@@ -296,7 +297,7 @@ class CellGradients:
         member, kind = torch.unique(member, dim=0, return_inverse=True)
         return replace(
             self,
-            gradients=cells.new_zeros(len(member), *cells.shape[1:]).index_add_(0, kind, cells),
+            gradients=_added_by(kind, cells, len(member)),
             owner=kind.new_zeros(len(member)),
             member=member[:, 1:],
         )
@@ -319,15 +320,20 @@ class CellGradients:
             cells = member.nonzero().squeeze(1)
             users, place = torch.unique(self.owner[cells], return_inverse=True)
             rates = self.gradients[cells, 1:]
-            rows = rates.new_zeros(len(users), *rates.shape[1:]).index_add_(0, place, rates)
-            found.append((users, rows))
+            found.append((users, _added_by(place, rates, len(users))))
         return found
 
     def _by_user(self, cells: Tensor) -> Tensor:
         """Add up cells of the same user."""
         if self.one_cell_each:
             return cells
-        return cells.new_zeros(self.users, *cells.shape[1:]).index_add_(0, self.owner, cells)
+        return _added_by(self.owner, cells, self.users)
+
+
+def _added_by(owner: Tensor, cells: Tensor, owners: int) -> Tensor:
+    # In the order of cells, on a GPU too: three numbers have several sums.
+    with repeatable_sums(cells.device):
+        return cells.new_zeros(owners, *cells.shape[1:]).index_add_(0, owner, cells)
 
 
 def _norms(rows: Tensor) -> Tensor:
