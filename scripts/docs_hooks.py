@@ -63,7 +63,7 @@ def find(name: str) -> Any:
                 raise ValueError(f"a page shows the code of {name!r}: there is no {part!r} in it")
             found = getattr(found, part)
         found = getattr(found, "func", found)  # a cached property's own function
-        return found.fget if isinstance(found, property) else found
+        return found.fget if isinstance(found, property) else inspect.unwrap(found)
     raise ValueError(f"a page shows the code of {name!r}, which is nowhere in fpfl")
 
 

@@ -68,7 +68,7 @@ def made(way: str, kind: str, sizes, classes: int, constraint: str, seed: int, *
     if kind == "aligned":  # everybody the same, but for a little
         x = torch.randn(1, *shape, generator=g) + 1e-3 * x
     if kind == "threshold":  # equal rows
-        x = x[torch.randint(0, 3, (n,), generator=g)]
+        x = x[torch.randint(0, min(n, 3), (n,), generator=g)]
     labels = torch.randint(0, classes, (n,), generator=g)
     if kind == "cancelling":  # pairs of the same sample with both labels
         x[1::2], labels[1::2] = x[: n - 1 : 2], 1 - labels[: n - 1 : 2].clamp(max=1)

@@ -10,6 +10,8 @@ Where users send one gradient (`fpfl.OneGradient`) the stand-in is the sample's 
 how f moves with it (`Rate.loss_slopes`): a weighted loss cannot be made small by a model that is
 wrong about everybody, which a bounded stand-in can.
 
+The rates here are made once for the same arguments, so that two of them are equal.
+
 Scores have shape (n, classes) for classification (two columns for a binary model too) and (n,)
 for regression. A rate of one's own is one ``Rate(...)`` with these three functions.
 """
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import torch
@@ -106,6 +109,7 @@ def _positive(positive: int | None) -> int:
     return 1 if positive is None else positive
 
 
+@cache
 def false_negative_rate(positive: int | None = None) -> Rate:
     """P[Ŷ ≠ positive | Y = positive]; the stand-in is 1 − ψ(x) (the paper's appendix)."""
     one = _positive(positive)
@@ -119,6 +123,7 @@ def false_negative_rate(positive: int | None = None) -> Rate:
     )
 
 
+@cache
 def false_positive_rate(positive: int | None = None) -> Rate:
     """P[Ŷ = positive | Y ≠ positive]."""
     one = _positive(positive)
@@ -132,6 +137,7 @@ def false_positive_rate(positive: int | None = None) -> Rate:
     )
 
 
+@cache
 def true_positive_rate(positive: int | None = None) -> Rate:
     """P[Ŷ = positive | Y = positive]."""
     one = _positive(positive)
@@ -145,12 +151,14 @@ def true_positive_rate(positive: int | None = None) -> Rate:
     )
 
 
+@cache
 def class_recall(label: int) -> Rate:
     """P[Ŷ = label | Y = label], for one class of many."""
     rate = true_positive_rate(label)
     return Rate(f"recall[{label}]", rate.condition, rate.true, rate.standin, slope=rate.slope)
 
 
+@cache
 def accuracy() -> Rate:
     """P[Ŷ = Y], for any number of classes; the stand-in is the score of the true class."""
     return Rate(
@@ -162,6 +170,7 @@ def accuracy() -> Rate:
     )
 
 
+@cache
 def selection_rate(positive: int | None = None) -> Rate:
     """P[Ŷ = positive], the rate of demographic parity."""
     one = _positive(positive)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fpfl.users.factored import WIDEST, WIDEST_INPUT
 from fpfl.users.flat import FlatModel
+from fpfl.users.graphs import described
 from fpfl.users.layers import LayerError, Recorder
 from fpfl.users.packing import Batch, Cells, pack
 from fpfl.users.passes import LayerPass, Objective, Pass, VmapPass, known_layers
@@ -29,6 +30,10 @@ FACTORED = (12, 64)
 cost more than either; those with more than the other number have their gradients written down."""
 ROUNDING = 1e-6
 """Gradients below this part of the largest are zero that was rounded."""
+TILE = 8
+"""Rows that are computed together here: the made-up samples are more, and fill no second tile."""
+REMEMBERED = 64
+"""So many models' answers are kept in a process."""
 
 
 def chosen_pass(
@@ -45,9 +50,34 @@ def chosen_pass(
     engine looks at the order once more on the first real ones, where no privacy is claimed.
     """
     recorders = known_layers(model.module)
-    if not agree(model, objective, recorders, dtype, tile):
+    if not _agreed(model, objective, recorders, dtype, tile):
         return VmapPass(model, objective, units)
     return LayerPass(model, objective, recorders, tile)
+
+
+_FOUND: dict[tuple[Any, ...], bool] = {}
+
+
+def _agreed(
+    model: FlatModel,
+    objective: Objective,
+    recorders: dict[str, type[Recorder]],
+    dtype: torch.dtype,
+    tile: int | None,
+) -> bool:
+    """`agree`, asked once in a process for models that are the same by what they say.
+
+    What these do does not go by the number of rows, so they are tried with few.
+    """
+    if not described(model.module):
+        return agree(model, objective, recorders, dtype, tile)
+    real = model.vector().dtype
+    key = (str(model.module), model.names, model.shapes, real, objective, dtype)
+    if key not in _FOUND:
+        if len(_FOUND) >= REMEMBERED:
+            _FOUND.clear()
+        _FOUND[key] = agree(model, objective, recorders, dtype, TILE)
+    return _FOUND[key]
 
 
 def agree(

@@ -27,7 +27,7 @@ from fpfl.users import task
 from fpfl.users.choice import made_up_batch
 from fpfl.users.engine import UNITS, CohortEngine
 from fpfl.users.flat import FlatModel
-from fpfl.users.graphs import Recording, repeatable
+from fpfl.users.graphs import Recording, described
 from fpfl.users.packing import Ints
 from fpfl.users.passes import LayerPass, Objective, Pass
 from fpfl.users.precision import THREADS, computing
@@ -74,7 +74,7 @@ _FOUND: dict[tuple[Any, ...], bool] = {}
 
 def _tried(engine: CohortEngine) -> bool:
     module, w = engine.model.module, engine.model.vector()
-    if not repeatable(module):  # somebody else's forward may hide a setting from its text
+    if not described(module):
         return keeps_bits(engine)
     key = (
         str(module), engine.model.shapes, module.training, w.dtype, str(w.device),

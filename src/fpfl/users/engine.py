@@ -266,7 +266,10 @@ class CohortEngine:
     def tile(self) -> int | None:
         """How many rows are computed together; None for all of a user's."""
         apart = self.alone or (self.stochastic and not keyed(self.model.module))
-        return None if apart else tile_for(self.data.schema.shape, self.expected)
+        if apart:
+            return None
+        on_gpu = self.model.vector().is_cuda
+        return tile_for(self.data.schema.shape, self.expected, gpu=on_gpu)
 
     @property
     def threads(self) -> int | None:

@@ -188,6 +188,24 @@ def padded_rows(rows: int) -> int:
 def repeatable(module: nn.Module) -> bool:
     """Whether a module does the same every time: torch's own layers and sequences of them.
 
-    Somebody else's ``forward`` may toss a coin of Python's, which a graph would never toss again.
+    Somebody else's ``forward`` or hook may toss a coin of Python's, which a graph would never toss
+    again.
     """
-    return all(type(each).__module__.startswith("torch.nn.modules") for each in module.modules())
+    return all(
+        type(each).__module__.startswith("torch.nn.modules")
+        and "forward" not in vars(each)
+        and not each._forward_hooks
+        and not each._forward_pre_hooks
+        and not each._backward_hooks
+        and not each._backward_pre_hooks
+        for each in module.modules()
+    )
+
+
+def described(module: nn.Module) -> bool:
+    """Whether a module's text says all that it does, so that two with the same text are alike.
+
+    Layers that are made of layers (attention, say) keep some of their settings to themselves.
+    """
+    composed = (each for each in module.modules() if any(True for _ in each.children()))
+    return repeatable(module) and all(type(each) is nn.Sequential for each in composed)

@@ -252,6 +252,7 @@ class LayerPass:
         self.objective = objective
         self.size = model.size
         self.tile = tile
+        self.repeatable = repeatable(model.module)  # asked before its layers are listened to
         self.module = copy.deepcopy(model.module).requires_grad_(False)
         self.w = torch.empty_like(model.vector())
         parameters = dict(self.module.named_parameters())
@@ -273,7 +274,7 @@ class LayerPass:
 
     def use_graphs(self, memory: int) -> None:
         """Let a GPU repeat passes on its own, keeping up to so many bytes for it."""
-        if self.w.is_cuda and repeatable(self.module):
+        if self.w.is_cuda and self.repeatable:
             # Weakly: in a circle, the graphs' gigabytes would wait for the garbage collector.
             record = WeakMethod(self._record)
             self.graphs = Graphs(lambda batch: record()(batch), memory)  # type: ignore[misc]

@@ -34,7 +34,12 @@ TILES = (256, 2304)
 vectors; a tile is a multiple of the least."""
 
 SMALL_TILE = 64
-"""The same where a row is more than a vector: an image, a text."""
+"""The least where a row is more than a vector: an image, a text; on a CPU the most, too, where
+larger ones would not stay in its caches."""
+
+LARGE_TILE = (512, 2**20)
+"""The most rows of images or texts on a GPU, and the most numbers in them: there every tile costs
+its launches and copies."""
 
 
 def filled(rows: Tensor) -> Tensor:
@@ -131,14 +136,16 @@ def in_tiles(call: Callable[[Tensor], Tensor], rows: Tensor, tile: int) -> Tenso
     return found[0] if len(found) == 1 else torch.cat(found)
 
 
-def tile_for(shape: tuple[int, ...], expected: float = 0.0) -> int:
+def tile_for(shape: tuple[int, ...], expected: float = 0.0, *, gpu: bool = False) -> int:
     """How many samples of a shape make a tile, where so many are expected in a cohort.
 
     From public numbers alone: what a cohort really has would change everybody's last bits.
     """
-    if len(shape) != 1:
-        return SMALL_TILE
     least, most = TILES
+    if len(shape) != 1:
+        rows, numbers = LARGE_TILE
+        fitting = numbers // max(1, math.prod(shape)) if gpu else 0
+        least, most = SMALL_TILE, max(SMALL_TILE, min(rows, fitting // SMALL_TILE * SMALL_TILE))
     # A little more than expected: a cohort that just does not fit would cost a second tile.
     wanted = math.ceil(SPARE * expected / least) * least
     return min(most, max(least, wanted))
