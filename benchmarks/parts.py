@@ -30,7 +30,7 @@ PARTS: tuple[tuple[str, Any, str], ...] = (
     ("reading: gather and pack", Reader, "_chunk"),
     ("forward and backward", passes.LayerPass, "record"),
     ("counts", engine.CohortEngine, "_counts"),
-    ("norms, clipping and sums", sums, "clipped_sum"),
+    ("norms, clipping and sums", sums, "whole_total"),
     ("noise", sums.ThirdParty, "noised"),
     ("method's update", MMDM, "update"),
     ("method's update", Unconstrained, "update"),

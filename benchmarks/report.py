@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import median
 from typing import Any
 
 Row = dict[str, Any]
@@ -179,6 +180,23 @@ def side_by_side_table(gpu: dict[str, Any]) -> str:
     lines = ["| processes | seconds |", "| ---: | ---: |"]
     lines += [f"| {n} | {s:.1f} |" for n, s in gpu["side_by_side_seconds"].items()]
     return "\n".join(lines)
+
+
+def company_table(found: dict[str, Any]) -> str:
+    """What it costs that a user's vector is its own: medians of both checkouts, and their ratio."""
+    lines = ["| machine | round | before | now | ratio |", "| --- | --- | ---: | ---: | ---: |"]
+    for device in ("cpu", "cuda"):
+        about = found[f"price, {device}"]
+        for case, row in about["cases"].items():
+            now, before = (1e3 * median(row["seconds"][tree]) for tree in ("here", "against"))
+            lines.append(
+                f"| {about['hardware']} | {case} | {before:.2f} ms | {now:.2f} ms | "
+                f"{row['ratio']:.2f} |"
+            )
+    said = [f"torch {about['torch']}, {about['turns']} turns, {about['date']}"
+            for about in (found["price, cpu"], found["price, cuda"])]  # fmt: skip
+    command = "python -m benchmarks.company --against CHECKOUT"
+    return "\n".join([*lines, "", f"`{command}`: {'; '.join(said)}."])
 
 
 def parts_table(found: dict[str, Any]) -> str:

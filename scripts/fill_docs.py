@@ -49,6 +49,7 @@ HOW = {
     "cuda": "python -m benchmarks.cuda",
     "parts": "python -m benchmarks.parts",
     "journal": "python -m benchmarks.journal",
+    "company": "python -m benchmarks.company --against CHECKOUT",
 }
 """What makes each of the benchmarks' files."""
 
@@ -109,6 +110,7 @@ def bench_table(what: str) -> str:
         "gpu side by side": ("cuda", report.side_by_side_table),
         "parts": ("parts", report.parts_table),
         "journal": ("journal", report.journal_table),
+        "company": ("company", report.company_table),
     }
     if what not in tables:
         raise SystemExit(
@@ -119,6 +121,8 @@ def bench_table(what: str) -> str:
     if not file.exists():
         raise SystemExit(f"{file.name} is missing: run {HOW[name]}")
     found = json.loads(file.read_text(encoding="utf-8"))
+    if name == "company":  # says itself where its parts are from
+        return table(found) + "\n"
     sources = [found["about_scaling" if what == "scaling" else "about"]]
     if what == "ratios" and found["about_scaling"] != found["about"]:
         sources.append(found["about_scaling"])  # from the populations on
