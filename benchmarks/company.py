@@ -107,8 +107,8 @@ def engines(device: str) -> Iterator[tuple[str, Any]]:
 
     import fpfl
     from benchmarks.workloads import cnn, images
-    from fpfl.arguments import memory_budget
-    from fpfl.models import DEEP
+    from fpfl.training.models import DEEP
+    from fpfl.training.spec import memory_budget
     from fpfl.users import CohortEngine, FlatModel
 
     # Users of a sample or two, one with a thousand, and next to them those around the limits of
@@ -148,10 +148,10 @@ def kernels(device: str) -> dict[str, Any]:
     import numpy as np
 
     from fpfl import Clipping
-    from fpfl.fairness.weights import Weights
-    from fpfl.thirdparty import clip_rules
-    from fpfl.thirdparty.clipping import whole_total
-    from fpfl.users import company
+    from fpfl.aggregation import clip_rules
+    from fpfl.aggregation.clipping import whole_total
+    from fpfl.fairness.totals import Weights
+    from fpfl.users import isolation as company
 
     found = {}
     for name, engine in engines(device):

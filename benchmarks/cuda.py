@@ -24,15 +24,15 @@ from torch import Tensor, nn
 from benchmarks.report import gpu_ratios
 from benchmarks.workloads import Vector, cnn, constraint, images, plain_batch
 from fpfl import FederatedDataset, Schema
-from fpfl.arguments import memory_budget
-from fpfl.experiments.options import Options
+from fpfl.aggregation import SeededNoise, ThirdParty
 from fpfl.experiments.runner import about_this_run, reproduce
+from fpfl.experiments.tables import Options
+from fpfl.numerics.randomness import RoundStreams
 from fpfl.privacy.plan import PrivacyPlan
 from fpfl.privacy.sampling import FixedSizeSampling
 from fpfl.privacy.settings import Clipping, Privacy
-from fpfl.randomness import RoundStreams
 from fpfl.server.simulation import Simulation
-from fpfl.thirdparty import SeededNoise, ThirdParty
+from fpfl.training.spec import memory_budget
 from fpfl.users import CohortEngine, FlatModel
 from fpfl.users.precision import Precision
 

@@ -47,8 +47,8 @@ from threadpoolctl import threadpool_limits
 
 from fpfl import FairPrivateClassifier, load_adult
 from fpfl.experiments.runner import about_this_run
-from fpfl.fairness.bootstrap import distinct, quotient, resample
-from fpfl.models import SHALLOW
+from fpfl.fairness.gaps import distinct, quotient, resample
+from fpfl.training.models import SHALLOW
 
 Floats = NDArray[np.float64]
 Predict = Callable[[Floats], Floats]

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 
 from benchmarks.workloads import COHORT, Kind, Vector, private_training, workload
+from fpfl.aggregation import sums
 from fpfl.experiments.runner import about_this_run
 from fpfl.methods import MMDM
 from fpfl.methods.base import Unconstrained
-from fpfl.server import round as server_round
+from fpfl.server import loop as server_round
 from fpfl.server.simulation import Simulation
-from fpfl.thirdparty import sums
 from fpfl.users import engine, passes
 from fpfl.users.reading import Reader
 

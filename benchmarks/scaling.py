@@ -24,12 +24,12 @@ from torch import Tensor, nn
 
 from benchmarks.workloads import cnn, images, private_training
 from fpfl import Attribute, FederatedDataset, Schema, accuracy_parity, fnr_parity, mlp
+from fpfl.aggregation import ThirdParty
+from fpfl.numerics.randomness import RoundStreams
 from fpfl.privacy import PoissonSampling
 from fpfl.privacy.settings import Clipping
-from fpfl.randomness import RoundStreams
 from fpfl.server.ranks import join
 from fpfl.server.simulation import Simulation
-from fpfl.thirdparty import ThirdParty
 from fpfl.users import CohortEngine, FlatModel
 
 ROOT = Path(__file__).parents[1]

@@ -24,10 +24,10 @@ from fpfl import (
     fnr_parity,
     load_adult,
     mlp,
-    models,
     train,
 )
 from fpfl.privacy import PoissonSampling
+from fpfl.training import models
 from fpfl.users.precision import Precision, computing
 
 Kind = Literal["adult", "cnn"]

@@ -27,28 +27,27 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fpfl import Attribute, FederatedDataset, Schema
+from fpfl.aggregation.clipping import DenseRows, clip, clip_rules, clipped_sum
 from fpfl.config import Config, load_config, load_data
 from fpfl.data.femnist.compact import CompactSource
 from fpfl.data.femnist.leaf import LeafSource
 from fpfl.data.femnist.source import Part, Source
 from fpfl.data.femnist.tff import TffSource
 from fpfl.data.files import open_population
-from fpfl.fairness.weights import Weights
+from fpfl.fairness.totals import Weights
 from fpfl.methods import MMDM, Broadcasting, Method, OneGradient, Tran, Unconstrained
-from fpfl.privacy.filter import Mechanism
-from fpfl.privacy.ledger import RunLedger
+from fpfl.privacy.filter import Mechanism, Terms
 from fpfl.privacy.sampling import Participation
 from fpfl.privacy.settings import Clipping
-from fpfl.privacy.terms import Terms
-from fpfl.server.round import ServerSettings, begin, serve
+from fpfl.runs.journal import read_withdrawals, withdraw
+from fpfl.runs.ledger import RunLedger
+from fpfl.server.loop import ServerSettings, begin, serve
 from fpfl.server.state import CLASSES
-from fpfl.server.withdrawals import read_withdrawals, withdraw
 from fpfl.store import checkpoints
 from fpfl.store.chain import Chain
 from fpfl.store.checkpoints import load_checkpoint, save_checkpoint
 from fpfl.store.lines import parsed
 from fpfl.store.roundlog import RoundLog, read_rounds
-from fpfl.thirdparty.clipping import DenseRows, clip, clip_rules, clipped_sum
 from fpfl.users.layout import Layout
 
 REFUSALS = (ValueError, OSError)

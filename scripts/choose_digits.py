@@ -20,12 +20,10 @@ from typing import Any
 import torch
 
 from fpfl.experiments import femnist
-from fpfl.experiments.kept import RESULTS, write_about, write_kept
-from fpfl.experiments.options import Options
 from fpfl.experiments.rows import train_row
-from fpfl.experiments.runner import about_this_run
-from fpfl.experiments.tables import Row, load_table
-from fpfl.run import evaluate_model
+from fpfl.experiments.runner import RESULTS, about_this_run, write_about, write_kept
+from fpfl.experiments.tables import Options, Row, load_table
+from fpfl.training.run import evaluate_model
 
 OUT = Path(__file__).parents[1] / "docs" / "results" / "femnist-chosen"
 HELD = 0.2

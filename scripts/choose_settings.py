@@ -21,11 +21,10 @@ from typing import Any
 import torch
 
 import fpfl
-from fpfl.experiments.kept import RESULTS, write_about, write_kept
-from fpfl.experiments.runner import about_this_run
+from fpfl.experiments.runner import RESULTS, about_this_run, write_about, write_kept
 from fpfl.experiments.tables import NETWORKS
 from fpfl.privacy.accounting import calibrate_poisson
-from fpfl.suggesting import suggested_clipping, suggested_learning_rate
+from fpfl.training.defaults import suggested_clipping, suggested_learning_rate
 
 OUT = Path(__file__).parents[1] / "docs" / "results" / "adult-chosen"
 USERS, DELTA = 16_280, 5e-5

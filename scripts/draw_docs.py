@@ -10,7 +10,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "src
 
 from robust_tables import RESULTS, by, runs  # noqa: E402 - a neighbour of this script
 
-from fpfl.report.plots import plot_against_epsilon  # noqa: E402
+from fpfl.experiments.demo import plot_against_epsilon  # noqa: E402
 
 
 def main() -> None:

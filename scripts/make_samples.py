@@ -35,13 +35,12 @@ from typing import Any
 import numpy as np
 
 import fpfl
-from fpfl.data.femnist.compacting import write_compact
+from fpfl.data.femnist.compact import write_compact
 from fpfl.data.femnist.source import Part, Writer
-from fpfl.fingerprint import environment
+from fpfl.privacy.budget import PopulationLedger
 from fpfl.privacy.filter import Mechanism
-from fpfl.privacy.population import PopulationLedger
-from fpfl.server.journal import Journal
-from fpfl.server.withdrawals import withdraw
+from fpfl.runs.fingerprints import environment
+from fpfl.runs.journal import Journal, withdraw
 from fpfl.store.files import write_all, write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -359,7 +358,7 @@ def deadly(name: str, round: int) -> None:
 def nobodys_machine() -> None:
     """Leave out of environments and exported files what tells of this machine."""
     platform.platform = lambda *_, **__: PLATFORM
-    writing: Any = importlib.import_module("fpfl.exporting.writing")
+    writing: Any = importlib.import_module("fpfl.exporting.export")
     real = writing._program
 
     def program(*given: Any) -> Any:
@@ -465,7 +464,7 @@ def make_keys(place: Path) -> None:
     Nothing in PEM: who generates such keys anew tests as much. The secret key in ``identity`` is of
     a node that was never enrolled with anybody.
     """
-    from fpfl.federation import keys
+    from fpfl.federation import project as keys
     from fpfl.federation.secagg import Authority
 
     authority = Authority.make()

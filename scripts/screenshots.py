@@ -22,10 +22,10 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
 import fpfl  # noqa: E402
+from fpfl.aggregation.noise import SeededNoise  # noqa: E402
 from fpfl.experiments.runner import about_this_run  # noqa: E402
-from fpfl.folder import model_digest  # noqa: E402
-from fpfl.report.evaluated import SIMULATION_ONLY  # noqa: E402
-from fpfl.thirdparty.noise import SeededNoise  # noqa: E402
+from fpfl.report.evaluations import SIMULATION_ONLY  # noqa: E402
+from fpfl.runs.folder import model_digest  # noqa: E402
 
 ROUNDS, DELTA, SEED = 250, 5e-6, 0
 COHORTS = {"six-groups": 1000, "compared": 200}

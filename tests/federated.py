@@ -11,19 +11,19 @@ import numpy as np
 import torch
 
 import fpfl
-from fpfl.conducting import conduct
+from fpfl.aggregation.clipping import steps_of
+from fpfl.aggregation.encoding import in_ring
+from fpfl.aggregation.sums import ThirdParty
 from fpfl.data.federated import FederatedDataset
 from fpfl.federation.agreement import Agreement
-from fpfl.federation.contributing import Chance, Contribution, SystemChance, TestChance
+from fpfl.federation.contribution import Chance, Contribution, SystemChance, TestChance
 from fpfl.federation.node import answered
 from fpfl.federation.secagg import Authority, Refused
-from fpfl.randomness import RoundStreams
-from fpfl.run import Run
+from fpfl.numerics.randomness import RoundStreams
 from fpfl.server.ranks import Ranks
 from fpfl.server.simulation import Simulation
-from fpfl.thirdparty.clipping import steps_of
-from fpfl.thirdparty.encoding import in_ring
-from fpfl.thirdparty.sums import ThirdParty
+from fpfl.training.run import Run
+from fpfl.training.session import conduct
 
 CONSTRAINT = fpfl.fnr_parity("sex", tolerance=0.02)
 

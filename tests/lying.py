@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fpfl.federation.agreement import Agreement
-from fpfl.federation.contributing import broadcast
+from fpfl.federation.contribution import broadcast
 from fpfl.federation.rounds import Courier
 from fpfl.federation.secagg import Credential, Session, choose_graph, transcript
 from fpfl.federation.secagg.primitives import KEY_BYTES, KeyAgreement, add_mask, derive
-from fpfl.federation.secagg.recovery import recovered
+from fpfl.federation.secagg.shamir import recovered
 
 Vectors = dict[str, NDArray[np.uint32]]
 ROUND = 1

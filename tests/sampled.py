@@ -18,13 +18,12 @@ from torch import Tensor
 
 import fpfl
 from fpfl.data.femnist.compact import CompactSource
-from fpfl.folder import look, read_about, read_fingerprints
 from fpfl.methods.onegradient import AveragedState
-from fpfl.privacy.population import PopulationLedger
+from fpfl.privacy.budget import PopulationLedger
 from fpfl.report.reading import read_run
-from fpfl.server.journal import read_past
-from fpfl.server.withdrawals import WITHDRAWALS, read_withdrawals
-from fpfl.store.tree import encode
+from fpfl.runs.folder import look, read_about, read_fingerprints
+from fpfl.runs.journal import WITHDRAWALS, read_past, read_withdrawals
+from fpfl.store.checkpoints import encode
 
 SETTINGS = (
     "cohort", "population", "method", "clip", "privacy", "optimizer", "learning_rate",
@@ -379,7 +378,7 @@ def onnx_facts(path: Path) -> dict[str, Any]:
 
 def keys_facts(place: Path) -> dict[str, Any]:
     """Who the made-up node is, by its identity and by the credential that it got."""
-    from fpfl.federation import keys
+    from fpfl.federation import project as keys
     from fpfl.federation.secagg import Credential, Identity
     from fpfl.federation.secagg.primitives import split
 

@@ -40,9 +40,9 @@ from fpfl.audit import (
     run_check,
     surest,
 )
-from fpfl.audit.auditing import released
+from fpfl.audit.audits import released
 from fpfl.audit.checks import alike, binomial_two_sided, chi_square_above, chi_square_below
-from fpfl.audit.scenes import Scene, User, _sampled, steps
+from fpfl.audit.setup import Scene, User, _sampled, steps
 from fpfl.audit.table import CONFIDENCE
 from fpfl.privacy.gaussian import gaussian_epsilon, gaussian_noise_multiplier
 

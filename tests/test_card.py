@@ -13,9 +13,8 @@ from conftest import make_population
 import fpfl
 from fpfl.heldout import plan_heldout
 from fpfl.privacy import round_up
-from fpfl.report.card import TO_FILL, model_card
-from fpfl.report.described import run_facts
-from fpfl.report.markdown import plain, table
+from fpfl.report.card import TO_FILL, model_card, plain, table
+from fpfl.report.facts import run_facts
 
 pytestmark = pytest.mark.filterwarnings("ignore::fpfl.FpflWarning", "ignore::UserWarning")
 

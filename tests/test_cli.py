@@ -15,7 +15,7 @@ from fpfl import BMDM, MMDM, OneGradient, Tran
 from fpfl.config import load_config, make_method, run_config
 from fpfl.experiments import demo
 from fpfl.methods import Method
-from fpfl.suggesting import ROUNDS
+from fpfl.training.defaults import ROUNDS
 
 CONFIG = """
 [data]

@@ -18,10 +18,10 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fpfl[f
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-from fpfl import cli_federation, federation
+from fpfl import federation
 from fpfl.cli import app
-from fpfl.federation.keys import make_keys
-from fpfl.federation.project import make_project
+from fpfl.cli import federation as cli_federation
+from fpfl.federation.project import make_keys, make_project
 from fpfl.federation.secagg import Credential, Identity
 
 

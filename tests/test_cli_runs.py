@@ -14,11 +14,11 @@ import pytest
 import torch
 from conftest import make_population
 
+from fpfl.privacy.conventions import BudgetExhaustedError
 from fpfl.privacy.filter import Mechanism
-from fpfl.privacy.ledger import RunLedger
-from fpfl.privacy.rules import BudgetExhaustedError
 from fpfl.report.reading import read_run
-from fpfl.suggesting import ROUNDS, suggest
+from fpfl.runs.ledger import RunLedger
+from fpfl.training.defaults import ROUNDS, suggest
 
 CONFIG = """
 version = 1
@@ -141,7 +141,7 @@ def test_audit_prints_a_table_and_fails_on_a_refuted_claim(
     assert "claimed ε" in out
     assert json.loads((tmp_path / "audit.json").read_text())["audits"]
     for refuted in (
-        "fpfl.audit.auditing.AuditResult.caught",
+        "fpfl.audit.audits.AuditResult.caught",
         "fpfl.audit.checks.CheckResult.failed",
     ):
         with monkeypatch.context() as patch:

@@ -18,10 +18,11 @@ from test_engine import CONSTRAINTS, MODELS, TOKENS
 from torch import Tensor, nn
 
 from fpfl import Clipping, FederatedDataset, Privacy, Schema, train
-from fpfl.fairness.weights import Weights
-from fpfl.thirdparty import clip_rules
-from fpfl.thirdparty.clipping import whole_total
-from fpfl.users import CohortEngine, FlatModel, company, steady
+from fpfl.aggregation import clip_rules
+from fpfl.aggregation.clipping import whole_total
+from fpfl.fairness.totals import Weights
+from fpfl.users import CohortEngine, FlatModel, steady
+from fpfl.users import isolation as company
 from fpfl.users.factored import FactoredGradients
 from fpfl.users.local import FederatedAveraging, LocalPass
 from fpfl.users.precision import THREADS, computing

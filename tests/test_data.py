@@ -11,7 +11,7 @@ from conftest import RACE, SEX, make_population
 
 from fpfl import Attribute, FederatedDataset, Schema, load_adult, scale_by_ranges
 from fpfl.data.table_schema import Label, NumberColumn, TableSchema
-from fpfl.models import DEEP, SHALLOW, mlp
+from fpfl.training.models import DEEP, SHALLOW, mlp
 
 SCHEMA = Schema((2,), attributes=(SEX,))
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import fpfl
-from fpfl.arguments import chosen_sampling
 from fpfl.privacy.sampling import PoissonSampling
+from fpfl.training.spec import chosen_sampling
 
 pytestmark = pytest.mark.filterwarnings("ignore::fpfl.FpflWarning", "ignore::UserWarning")
 
@@ -92,7 +92,7 @@ def test_declaring_afterwards() -> None:
 
 
 def test_a_user_beyond_the_declared_number_can_withdraw(tmp_path: Path) -> None:
-    from fpfl.server.withdrawals import read_withdrawals, withdraw
+    from fpfl.runs.journal import read_withdrawals, withdraw
 
     run = tmp_path / "run"
     trained(people(80, 60), run, neighbours="add-remove")

@@ -101,7 +101,7 @@ SECTIONS = {
 def test_configs_are_read(block: Block, tmp_path: Path) -> None:
     """A table's schema has a label; everything else is a config, or sections of one."""
     from fpfl.config import load_config
-    from fpfl.data.table_declared import read_table_schema
+    from fpfl.data.table_schema import read_table_schema
 
     path = tmp_path / "block.toml"
     given = tomllib.loads(block.code)
@@ -185,7 +185,7 @@ def command_line() -> Any:
 
 def parse(words: list[str]) -> None:
     """Have the command line's own parser read a command: its options, and that none is missing."""
-    from fpfl.cli_data import show_alone
+    from fpfl.cli.data import show_alone
 
     command, path, words = command_line(), [OURS], show_alone(words)
     while hasattr(command, "commands"):
@@ -280,7 +280,7 @@ def walk(
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_the_ten_minute_start_leads_to_its_end(walk: Walk, tmp_path: Path) -> None:
     """Its two runs are compared like with like: by the same gap, on the same held-out people."""
-    from fpfl.report.comparing import compare
+    from fpfl.report.comparability import compare
     from fpfl.report.reading import read_run
 
     for package in ("plotly", "onnx", "onnxscript"):

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fpfl.aggregation.clipping import DenseRows, clip, clip_rules
+from fpfl.aggregation.encoding import RING, Encoding, hadamard, in_ring, padded, system_uniform
+from fpfl.aggregation.noise import discrete_gaussian
 from fpfl.privacy.plan import Block, PrivacyPlan
-from fpfl.thirdparty.clipping import DenseRows, clip, clip_rules
-from fpfl.thirdparty.discrete import discrete_gaussian
-from fpfl.thirdparty.encoding import RING, Encoding, hadamard, in_ring, padded, system_uniform
 
 BLOCKS = (Block("gradients", 1.5, 0.7), Block("counts", 2.0, 0.25), Block("selection", 1.0, 0.05))
 PLACES = {

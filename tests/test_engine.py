@@ -19,9 +19,9 @@ from fpfl import (
     equalized_odds,
     fnr_parity,
 )
-from fpfl.thirdparty import DenseRows, ThirdParty, clip, clip_rules, clipped_sum
+from fpfl.aggregation import DenseRows, ThirdParty, clip, clip_rules, clipped_sum
 from fpfl.users import CohortEngine, FlatModel
-from fpfl.users.choice import chosen_pass
+from fpfl.users.dispatch import chosen_pass
 from fpfl.users.factored import FactoredGradients
 from fpfl.users.passes import LayerPass, Objective, VmapPass
 from fpfl.users.reference import user_statistics

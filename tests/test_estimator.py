@@ -31,8 +31,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import fpfl
 from fpfl import FpflWarning, OneGradient, PopulationLedger
 from fpfl.estimator import FairPrivateClassifier, FairPrivateRegressor
-from fpfl.estimator_data import LIMIT, Scaling, labels_within
-from fpfl.privacy.population import BudgetExhaustedError
+from fpfl.estimator.data import LIMIT, Scaling, labels_within
+from fpfl.privacy.budget import BudgetExhaustedError
 from fpfl.privacy.statement import round_up
 
 RANGE = (-4.0, 4.0)

@@ -14,8 +14,7 @@ from torch import nn
 import fpfl
 from fpfl.experiments import runner
 from fpfl.experiments.__main__ import main
-from fpfl.experiments.ablation import CHANGES, SeparateGradients, with_loss
-from fpfl.experiments.adult import CONSTRAINTS
+from fpfl.experiments.adult import CHANGES, CONSTRAINTS, SeparateGradients, with_loss
 from fpfl.experiments.tables import TABLES, load_table, matches, override
 from fpfl.methods import MethodState
 from fpfl.users import CohortEngine, FlatModel

@@ -16,10 +16,10 @@ from torch import nn
 
 import fpfl
 from fpfl import cli
-from fpfl.data.scaling import scale_by_ranges
+from fpfl.data.schema import scale_by_ranges
 from fpfl.exporting import export_onnx, export_torch
-from fpfl.exporting.writing import _onnx_answers, metadata
-from fpfl.models import cnn
+from fpfl.exporting.export import _onnx_answers, metadata
+from fpfl.training.models import cnn
 from fpfl.users import task
 
 RANGES = ((0.0, 100.0), (-5.0, 5.0), None, (0.0, 1.0), (1e4, 1.5e6))
@@ -246,7 +246,7 @@ def test_predictions_are_compared_too(tmp_path: Path, monkeypatch: pytest.Monkey
     exported = fpfl.Predictor(network(), TABLE)(inputs(TABLE, None, 6))
     monkeypatch.undo()
     wanted = tuple(expected(network(), TABLE, inputs(TABLE, None, 6)))
-    agree = fpfl.exporting.verifying._agree
+    agree = fpfl.exporting.export._agree
     assert agree(wanted, wanted, TABLE)
     assert not agree(wanted, tuple(each.detach().numpy() for each in exported), TABLE)
     # At a tie either class will do, and nowhere else.
@@ -402,7 +402,7 @@ rounds = 1
 
 def test_raw_ranges_are_those_that_a_config_scaled_by(tmp_path: Path) -> None:
     """Not a schema's: there a 0/1 column has the range (0, 1) too, and is not scaled."""
-    from fpfl.cli_export import _raw_ranges
+    from fpfl.cli.export import _raw_ranges
     from fpfl.config import load_config, load_data
 
     (tmp_path / "fair.toml").write_text(TABLE_CONFIG, encoding="utf-8")

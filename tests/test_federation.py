@@ -30,15 +30,16 @@ from federated import (
 )
 
 import fpfl
+from fpfl.aggregation.encoding import in_ring
 from fpfl.data import AttributeColumn, Label, NumberColumn, TableSchema
-from fpfl.federation import FederationError, contributing, federate
+from fpfl.federation import FederationError, federate
+from fpfl.federation import contribution as contributing
 from fpfl.federation.agreement import Agreement
-from fpfl.federation.contributing import Contribution, SystemChance, TestChance, broadcast, received
+from fpfl.federation.contribution import Contribution, SystemChance, TestChance, broadcast, received
 from fpfl.federation.rounds import Federated
 from fpfl.federation.secagg import Abandoned, Authority, GraphChoice
 from fpfl.federation.secagg.client import _signed
-from fpfl.privacy.ledger import RunLedger
-from fpfl.thirdparty.encoding import in_ring
+from fpfl.runs.ledger import RunLedger
 
 pytestmark = pytest.mark.filterwarnings("ignore::fpfl.FpflWarning", "ignore:the noise drowns")
 

@@ -26,15 +26,24 @@ from fpfl.data.femnist import (
     write_compact,
     write_unfair_digits,
 )
-from fpfl.data.femnist.features import FEATURES, both_ways, oriented, standardised
 from fpfl.data.femnist.source import Part
-from fpfl.data.femnist.unfair import _blurred, assigned, drawn, group_sizes, writers_stream
-from fpfl.experiments import kept, runner
+from fpfl.data.femnist.unfair import (
+    FEATURES,
+    _blurred,
+    assigned,
+    both_ways,
+    drawn,
+    group_sizes,
+    oriented,
+    standardised,
+    writers_stream,
+)
+from fpfl.experiments import runner
+from fpfl.experiments import runner as kept
 from fpfl.experiments.__main__ import main
-from fpfl.experiments.accounts import with_epsilon
-from fpfl.experiments.options import Options, parsed_noise
-from fpfl.experiments.tables import load_table
-from fpfl.models import cnn
+from fpfl.experiments.markdown import with_epsilon
+from fpfl.experiments.tables import Options, load_table, parsed_noise
+from fpfl.training.models import cnn
 
 STAND_IN = Path(__file__).parents[2] / "shared" / "data" / "nist-digits"
 BLACK, BLUE, CHALK = range(3)

@@ -29,10 +29,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from fpfl import cli, cli_data
+from fpfl import cli
+from fpfl.cli import data as cli_data
 from fpfl.data.femnist import compact, finding
-from fpfl.data.femnist.compact import CompactSource
-from fpfl.data.femnist.compacting import write_compact
+from fpfl.data.femnist.compact import CompactSource, write_compact
 from fpfl.data.femnist.finding import find_digits
 from fpfl.data.femnist.leaf import LeafSource
 from fpfl.data.femnist.source import Part, Source, Writer

@@ -27,9 +27,8 @@ from federated import parameters, simulated
 from flower_deployment import Deployment
 
 import fpfl
-from fpfl.federation.keys import AUTHORITY, IDENTITY, make_keys, make_supernode_key
-from fpfl.federation.project import make_project
-from fpfl.run import evaluate_model
+from fpfl.federation.project import AUTHORITY, IDENTITY, make_keys, make_project, make_supernode_key
+from fpfl.training.run import evaluate_model
 
 if sys.platform != "linux":
     pytest.skip("finds its processes by /proc", allow_module_level=True)
@@ -63,9 +62,9 @@ class Federation:
             # torch's compiler is not used, but imported by the way; it takes seconds.
             preload=[
                 "torch._dynamo",
-                "fpfl.federation.contributing",
+                "fpfl.federation.contribution",
                 "fpfl.training",
-                "fpfl.suggesting",
+                "fpfl.training.defaults",
             ],
         )
 

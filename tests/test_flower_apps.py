@@ -30,9 +30,10 @@ from flower_grid import (
 
 from fpfl.federation import FederationError, client_app, federate, server_app
 from fpfl.federation.agreement import Agreement
-from fpfl.federation.flower import RECORD, TOKEN, courier
-from fpfl.federation.flower.courier import FlowerCourier
-from fpfl.federation.keys import AUTHORITY, IDENTITY, make_keys
+from fpfl.federation.flower import RECORD, TOKEN
+from fpfl.federation.flower import server as courier
+from fpfl.federation.flower.server import FlowerCourier
+from fpfl.federation.project import AUTHORITY, IDENTITY, make_keys
 from fpfl.federation.rounds import Federated
 
 pytestmark = pytest.mark.filterwarnings("ignore::fpfl.FpflWarning")

@@ -32,21 +32,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fpfl
+from fpfl.aggregation.clipping import DenseRows, clip, clip_rules, clipped_sum
+from fpfl.callbacks.progress import accuracy_words, averaged_words, gap_words
 from fpfl.config import Config, load_config, load_data, run_config
 from fpfl.data import open_population
-from fpfl.folder import look, read_about
 from fpfl.methods import MMDM, Broadcasting, MethodState, OneGradient, Tran, Unconstrained
-from fpfl.privacy.ledger import RunLedger
-from fpfl.privacy.population import PopulationLedger
-from fpfl.privacy.rules import BudgetExhaustedError
+from fpfl.privacy.budget import PopulationLedger
+from fpfl.privacy.conventions import BudgetExhaustedError
 from fpfl.privacy.settings import Clipping
-from fpfl.report.released import accuracy_words, averaged_words, gap_words
-from fpfl.server.journal import read_past
-from fpfl.server.round import describe
+from fpfl.runs.folder import look, read_about
+from fpfl.runs.journal import read_past, read_withdrawals, withdraw
+from fpfl.runs.ledger import RunLedger
+from fpfl.server.loop import describe
 from fpfl.server.selection import Selection
-from fpfl.server.withdrawals import read_withdrawals, withdraw
 from fpfl.store.chain import Chain, ChainError
-from fpfl.thirdparty.clipping import DenseRows, clip, clip_rules, clipped_sum
 from fpfl.users.layout import Layout
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -458,7 +457,7 @@ def parameters(run: fpfl.Run) -> bytes:
 def same_code() -> Iterator[None]:
     """The source does not change meanwhile, and need not be read a thousand times."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fpfl.begun.code_fingerprint", lambda *_: "this")
+        patch.setattr("fpfl.runs.resume.code_fingerprint", lambda *_: "this")
         yield
 
 

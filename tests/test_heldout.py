@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fpfl import Attribute, FederatedDataset, Schema
+from fpfl.aggregation import SeededNoise
 from fpfl.fairness import (
     Constraint,
     Rate,
@@ -25,12 +26,10 @@ from fpfl.fairness import (
     fnr_parity,
 )
 from fpfl.heldout import HeldoutPlan, PrivateEvaluation, evaluate_privately, plan_heldout
-from fpfl.heldout import counting as counting_module
-from fpfl.heldout.cells import Cells
-from fpfl.heldout.estimates import Judge
+from fpfl.heldout import plan as counting_module
+from fpfl.heldout.estimates import Cells, Judge
 from fpfl.heldout.intervals import Floats, Sums, difference_interval, rate_interval
 from fpfl.privacy import gaussian_delta, gaussian_epsilon, participations_of_one
-from fpfl.thirdparty import SeededNoise
 from fpfl.users.engine import predict
 
 SEX = Attribute("sex", ("Female", "Male"))

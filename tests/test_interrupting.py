@@ -9,9 +9,9 @@ import pytest
 from conftest import make_population
 
 import fpfl
-from fpfl.folder import look
-from fpfl.interrupting import finishing_rounds
-from fpfl.server.round import Callback
+from fpfl.callbacks.interrupt import finishing_rounds
+from fpfl.runs.folder import look
+from fpfl.server.loop import Callback
 
 pytestmark = pytest.mark.filterwarnings("ignore::fpfl.FpflWarning")
 SETTINGS = {

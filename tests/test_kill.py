@@ -13,8 +13,8 @@ import pytest
 from conftest import thorough
 from safetensors import safe_open
 
-from fpfl.privacy.ledger import RunLedger
-from fpfl.server.journal import read_past
+from fpfl.runs.journal import read_past
+from fpfl.runs.ledger import RunLedger
 
 # `make kill` runs 200, as before a release; here fewer, in the same time as other tests.
 KILLS = int(os.environ.get("FPFL_KILLS", thorough(12, 200)))

@@ -66,7 +66,7 @@ def test_no_session_opens_a_single_vector_through_flower(nodes, tmp_path, monkey
     from flower_grid import InProcessGrid
 
     from fpfl.federation import client_app
-    from fpfl.federation.flower import courier
+    from fpfl.federation.flower import server as courier
     from fpfl.federation.secagg import Authority
 
     agreed = agreed_on(nodes)

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fpfl import Clipping, Privacy, fnr_parity
-from fpfl.privacy import Block
-from fpfl.thirdparty import (
+from fpfl.aggregation import (
     DenseRows,
     SeededNoise,
     SystemNoise,
@@ -26,10 +25,11 @@ from fpfl.thirdparty import (
     clip,
     clip_rules,
     clipped_sum,
-    discrete,
 )
-from fpfl.thirdparty.discrete import GRID_BITS, discrete_gaussian
-from fpfl.thirdparty.sums import grid_stddev, reserve
+from fpfl.aggregation import noise as discrete
+from fpfl.aggregation.noise import GRID_BITS, discrete_gaussian
+from fpfl.aggregation.sums import grid_stddev, reserve
+from fpfl.privacy import Block
 from fpfl.users import CohortEngine, FlatModel, Layout
 
 CPU = torch.device("cpu")

@@ -15,13 +15,12 @@ from torch import Tensor, nn
 
 import fpfl
 from fpfl import Clipping, Constraint, FederatedAveraging, OneGradient, Privacy
+from fpfl.aggregation.clipping import DenseRows, clip, clip_rules, clipped_sum
 from fpfl.fairness import rates
-from fpfl.fairness.totals import Totals
-from fpfl.fairness.weights import Weights
+from fpfl.fairness.totals import Totals, Weights
 from fpfl.methods import MethodState
 from fpfl.methods.mmdm import constraint_direction
 from fpfl.methods.onegradient import MOST
-from fpfl.thirdparty.clipping import DenseRows, clip, clip_rules, clipped_sum
 from fpfl.users import CohortEngine, FlatModel, task
 from fpfl.users.factored import FactoredGradients
 

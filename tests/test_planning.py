@@ -23,7 +23,7 @@ from fpfl import cli
 from fpfl.fairness.totals import Counts
 from fpfl.planning import Question, plan_training
 from fpfl.planning.errors import Counted, effective_rounds, gap_error, heldout_users, moments
-from fpfl.suggesting import suggest
+from fpfl.training.defaults import suggest
 
 ROOT = Path(__file__).parents[1]
 ADULT = {"sex": {"Female": (0.33, 0.11), "Male": (0.67, 0.305)}}
@@ -151,7 +151,7 @@ def test_a_setting_is_what_suggest_and_the_plan_say() -> None:
     assert setting.epsilon_server == plan.epsilon_server
 
 
-@pytest.mark.filterwarnings("ignore::fpfl.privacy.rules.PrivacyWarning")
+@pytest.mark.filterwarnings("ignore::fpfl.privacy.conventions.PrivacyWarning")
 @pytest.mark.parametrize(("epsilon", "cohort"), [(2.0, 200), (0.5, 200), (0.1, 200), (2.0, 1000)])
 def test_training_ended_about_as_near_as_planned(epsilon: float, cohort: int) -> None:
     """The measured gaps of docs/robust.md, ten seeds each, within a factor of two.

@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fpfl import FederatedDataset, Schema, evaluate_model, fnr_parity, mlp, train
-from fpfl.arguments import check_settings
 from fpfl.config import load_config, run_config
-from fpfl.data import PopulationWriter, open_population, save_population, writer
+from fpfl.data import PopulationWriter, open_population, save_population
+from fpfl.data import files as writer
+from fpfl.training.spec import check_settings
 
 FILES = ("features.npy", "labels.npy", "attributes.npy", "offsets.npy", "schema.json")
 

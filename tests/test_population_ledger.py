@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from fpfl.privacy import MissingAccountantError, PrivacyWarning
 from fpfl.privacy import filter as filter_module
+from fpfl.privacy.budget import BudgetExhaustedError, PopulationLedger
 from fpfl.privacy.filter import Mechanism, PrivacyFilter, good_order
-from fpfl.privacy.population import BudgetExhaustedError, PopulationLedger
 from fpfl.store import Chain, ChainError
 
 K = 1000

@@ -11,12 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fpfl.privacy.aggregation import Aggregation
-from fpfl.privacy.filter import Mechanism, PrivacyFilter, good_order
+from fpfl.privacy.assumptions import Aggregation
+from fpfl.privacy.filter import Mechanism, PrivacyFilter, ServerLimit, good_order
 from fpfl.privacy.plan import Block, PrivacyPlan
-from fpfl.privacy.server import ServerLimit
-from fpfl.privacy.settings import Privacy
-from fpfl.privacy.shares import (
+from fpfl.privacy.renyi import (
     BETA,
     ORDERS,
     calibrate_shares,
@@ -28,6 +26,7 @@ from fpfl.privacy.shares import (
     shares_epsilon,
     shares_multiplier,
 )
+from fpfl.privacy.settings import Privacy
 
 BLOCKS = (Block("gradients", 1.0, 0.7), Block("counts", 2.0, 0.3))
 

@@ -13,14 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fpfl.privacy import Block, PrivacyPlan
-from fpfl.privacy.aggregation import Aggregation
-from fpfl.privacy.filter import Mechanism, PrivacyFilter, good_order
+from fpfl.privacy.assumptions import BEFORE, BREACH, KERNELS, Aggregation, Beyond, whole_numbers
+from fpfl.privacy.conventions import SENSITIVITY
+from fpfl.privacy.filter import Mechanism, PrivacyFilter, ServerLimit, Terms, good_order
 from fpfl.privacy.gaussian import gaussian_epsilon
-from fpfl.privacy.remarks import BEFORE, BREACH, KERNELS, Beyond, whole_numbers
-from fpfl.privacy.rules import SENSITIVITY
-from fpfl.privacy.server import ServerLimit
 from fpfl.privacy.statement import PrivacyStatement, round_up
-from fpfl.privacy.terms import Terms
 
 BLOCKS = (Block("gradients", 2.0, 0.8), Block("counts", 5.0, 0.2))
 ADULT = {"population": 16280, "cohort": 200, "rounds": 1000, "delta": 5e-5, "blocks": BLOCKS}

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fpfl
-from fpfl.randomness import RoundStreams, hashed
+from fpfl.numerics.randomness import RoundStreams, hashed
 
 whole = st.integers(min_value=0, max_value=2**62)
 

@@ -16,8 +16,8 @@ import torch
 from conftest import make_population, some
 
 from fpfl import FpflWarning, fnr_parity
-from fpfl.privacy.ledger import RunLedger
-from fpfl.server.ahead import ahead
+from fpfl.runs.ledger import RunLedger
+from fpfl.server.simulation import ahead
 from fpfl.training import train
 
 SCRIPT = """
@@ -29,7 +29,7 @@ from conftest import make_population
 from pathlib import Path
 from fpfl import Clipping, FederatedAveraging, OneGradient, Privacy, RunFolder, fnr_parity
 from fpfl.server.ranks import join
-from fpfl.server.withdrawals import withdraw
+from fpfl.runs.journal import withdraw
 from fpfl.training import train
 
 torch.set_num_threads(1)

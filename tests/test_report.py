@@ -20,24 +20,23 @@ from hypothesis import strategies as st
 
 import fpfl
 from fpfl import Attribute, cli
+from fpfl.aggregation.noise import SeededNoise
 from fpfl.experiments import demo
-from fpfl.folder import model_digest
-from fpfl.privacy.aggregation import Aggregation
+from fpfl.privacy.assumptions import Aggregation
+from fpfl.privacy.conventions import Block
 from fpfl.privacy.plan import PrivacyPlan
-from fpfl.privacy.rules import Block
 from fpfl.report import series
 from fpfl.report.charts import span_of, thinned
-from fpfl.report.comparing import best_tradeoffs, compare, told_apart
+from fpfl.report.comparability import best_tradeoffs, compare, gap_verdict, same_gap, told_apart
 from fpfl.report.comparison import BEATEN, BEST, NOT_BEATEN, standing
-from fpfl.report.described import run_facts
-from fpfl.report.evaluated import Figure, read_evaluation
-from fpfl.report.judging import gap_verdict, same_gap
+from fpfl.report.evaluations import Figure, read_evaluation
+from fpfl.report.facts import run_facts
 from fpfl.report.page import in_script, report_html
 from fpfl.report.reading import NO_PRIVACY, RunRecord, read_run
 from fpfl.report.runcharts import charts
 from fpfl.report.sections import brief
 from fpfl.report.words import banners, headline, marks
-from fpfl.thirdparty.noise import SeededNoise
+from fpfl.runs.folder import model_digest
 
 SEX = Attribute("sex", ("Female", "Male"))
 RACE = Attribute("race", ("A", "B", "C"))
@@ -838,7 +837,7 @@ def test_the_page_asks_the_network_for_nothing(runs: dict[str, Path]) -> None:
 
 
 def test_no_privacy_sentence_is_the_runs_own() -> None:
-    from fpfl.run import NO_PRIVACY as SAID
+    from fpfl.training.run import NO_PRIVACY as SAID
 
     assert NO_PRIVACY == SAID
 

@@ -8,7 +8,7 @@ from statistics import mean, stdev
 
 import pytest
 
-from fpfl.experiments.accounts import with_epsilon
+from fpfl.experiments.markdown import with_epsilon
 from fpfl.experiments.tables import KEY, load_table
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"

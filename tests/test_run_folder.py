@@ -18,10 +18,9 @@ from conftest import make_population
 from killing import settings
 
 import fpfl
-from fpfl.privacy.ledger import CopiedRunError, RunLedger
-from fpfl.privacy.population import PopulationLedger
-from fpfl.server.journal import read_past
-from fpfl.server.withdrawals import read_withdrawals, withdraw
+from fpfl.privacy.budget import PopulationLedger
+from fpfl.runs.journal import read_past, read_withdrawals, withdraw
+from fpfl.runs.ledger import CopiedRunError, RunLedger
 from fpfl.store.chain import BusyError, ChainError
 from fpfl.store.checkpoints import DamagedError
 from fpfl.store.files import StorageError
@@ -211,7 +210,7 @@ def test_a_seeded_run_refuses_to_go_on_with_anything_else(
 
 def test_a_seeded_run_refuses_other_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = begun(tmp_path / "run")
-    monkeypatch.setattr("fpfl.begun.code_fingerprint", lambda *_: "of a later version")
+    monkeypatch.setattr("fpfl.runs.resume.code_fingerprint", lambda *_: "of a later version")
     with pytest.raises(ValueError, match="begun with other code"):
         go_on(folder)
 

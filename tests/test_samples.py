@@ -23,13 +23,13 @@ import torch
 
 import fpfl
 from fpfl import cli
-from fpfl.folder import look, read_fingerprints
+from fpfl.privacy.assumptions import BEFORE, BEFORE_EVALUATED
+from fpfl.privacy.budget import PopulationLedger
 from fpfl.privacy.filter import Mechanism
-from fpfl.privacy.ledger import CopiedRunError, RunLedger
-from fpfl.privacy.population import PopulationLedger
-from fpfl.privacy.remarks import BEFORE, BEFORE_EVALUATED
 from fpfl.report.page import write_report
 from fpfl.report.reading import read_run
+from fpfl.runs.folder import look, read_fingerprints
+from fpfl.runs.ledger import CopiedRunError, RunLedger
 
 pytestmark = pytest.mark.filterwarnings("ignore::fpfl.FpflWarning", "ignore:the noise drowns")
 
@@ -549,7 +549,7 @@ def test_an_agreement_has_the_fingerprint_that_it_had(sample: Path) -> None:
 @each("throwaway-keys")
 def test_identities_and_credentials_are_read(sample: Path, tmp_path: Path) -> None:
     pytest.importorskip("cryptography", reason="a federation takes cryptography")
-    from fpfl.federation import keys
+    from fpfl.federation import project as keys
     from fpfl.federation.secagg import Identity
 
     found = sampled.keys_facts(sample)

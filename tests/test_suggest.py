@@ -11,7 +11,7 @@ from torch import nn
 
 import fpfl
 from fpfl import Schema, merge_values, suggest
-from fpfl.suggesting import suggested_clipping, suggested_learning_rate
+from fpfl.training.defaults import suggested_clipping, suggested_learning_rate
 
 
 def test_the_rules_use_public_quantities_alone() -> None:

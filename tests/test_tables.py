@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import fpfl
-from fpfl import cli, cli_table
+from fpfl import cli
+from fpfl.cli import table as cli_table
 from fpfl.config import config_of, load_config, load_data, make_method
 from fpfl.data import (
     AttributeColumn,
@@ -33,9 +34,9 @@ from fpfl.data import (
     table_files,
 )
 from fpfl.data.drafting import draft_schema
-from fpfl.data.table_declared import declared_schema
-from fpfl.estimator_settings import chosen_cohort, chosen_method
+from fpfl.data.table_schema import declared_schema
 from fpfl.heldout import plan_heldout
+from fpfl.training.defaults import chosen_cohort, chosen_method
 
 pytestmark = pytest.mark.filterwarnings("ignore::fpfl.FpflWarning")
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fpfl import Clipping, Privacy, equalized_odds, fnr_parity
-from fpfl.privacy import Block
-from fpfl.thirdparty import (
+from fpfl.aggregation import (
     DenseRows,
     SeededNoise,
     SystemNoise,
@@ -23,6 +22,7 @@ from fpfl.thirdparty import (
     clip_rules,
     clipped_sum,
 )
+from fpfl.privacy import Block
 from fpfl.users import CohortEngine, FlatModel, Layout
 
 JOINT = Clipping(1.5)

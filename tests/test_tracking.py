@@ -14,8 +14,8 @@ from conftest import make_population
 from killing import settings
 
 import fpfl
-from fpfl.report.tracking import SEEDED, Names, plain_settings, scalars
-from fpfl.server.round import RoundEvent
+from fpfl.callbacks.tracking import SEEDED, Names, plain_settings, scalars
+from fpfl.server.loop import RoundEvent
 
 pytestmark = pytest.mark.filterwarnings("ignore:the noise drowns")
 ROUNDS = 6
@@ -260,7 +260,7 @@ def test_a_server_that_is_lost_does_not_stop_training(store: str, back: bool, mo
         real(*args, **kwargs)
 
     client.log_batch = lost
-    monkeypatch.setattr("fpfl.report.tracking._BATCH", 20)
+    monkeypatch.setattr("fpfl.callbacks.tracking._BATCH", 20)
     with pytest.warns(fpfl.FpflWarning, match="gone") as caught:
         run = train(callback)
     assert len(run.history) == ROUNDS
@@ -285,7 +285,7 @@ def test_a_server_that_is_not_there_stops_before_anything_is_spent(store: str) -
 
 def test_the_command_line_watches(tmp_path: Path, store: str, monkeypatch, capsys) -> None:
     from fpfl import cli
-    from fpfl.report import progress
+    from fpfl.callbacks import progress
 
     tensorboard(tmp_path / "logs")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)

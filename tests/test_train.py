@@ -14,12 +14,12 @@ from torch import nn
 
 import fpfl
 from fpfl import Clipping, FederatedDataset, Privacy, Schema
+from fpfl.aggregation import ThirdParty
 from fpfl.fairness import Counts
 from fpfl.methods import Unconstrained
+from fpfl.numerics.randomness import RoundStreams
 from fpfl.privacy import FixedSizeSampling
-from fpfl.randomness import RoundStreams
 from fpfl.server import Selection, Simulation
-from fpfl.thirdparty import ThirdParty
 from fpfl.users import CohortEngine, FlatModel
 
 # Tiny populations drown in noise; the tests that are about these warnings catch them.

@@ -20,19 +20,19 @@ from killing import settings
 from rich.console import Console
 
 import fpfl
-from fpfl.federation.federating import federate
+from fpfl.callbacks import progress as released
+from fpfl.callbacks import progress as shown
+from fpfl.callbacks.explain import DROWNED, NO_NOISE, WEAK, Heard, explain_totals, heard
+from fpfl.callbacks.progress import MISSING, Progress, fitting, progress
+from fpfl.federation.rounds import federate
 from fpfl.privacy import accounting
 from fpfl.privacy.filter import Mechanism
 from fpfl.privacy.plan import Block, PrivacyPlan
 from fpfl.privacy.spending import Spending
 from fpfl.privacy.statement import round_up
-from fpfl.report import progress as shown
-from fpfl.report import released
-from fpfl.report.explaining import DROWNED, NO_NOISE, WEAK, Heard, explain_totals, heard
-from fpfl.report.progress import MISSING, Progress, fitting, progress
+from fpfl.server.events import Training, Watching
+from fpfl.server.loop import RoundEvent, StopTraining
 from fpfl.server.ranks import Ranks
-from fpfl.server.round import RoundEvent, StopTraining
-from fpfl.server.watching import Training, Watching
 
 pytestmark = pytest.mark.filterwarnings("ignore::fpfl.FpflWarning")
 ROUNDS = 12

@@ -25,11 +25,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+import fpfl.aggregation.sums
+import fpfl.numerics.summing
 import fpfl.privacy.plan
-import fpfl.summing
-import fpfl.thirdparty.sums
-import fpfl.training
+import fpfl.training.session
 from fpfl import Clipping, FederatedAveraging, OneGradient, Privacy
+from fpfl.aggregation.clipping import ClipRule
+from fpfl.aggregation.noise import SeededNoise, SystemNoise
+from fpfl.aggregation.sums import ThirdParty
 from fpfl.audit import (
     ATTACKS,
     AuditSettings,
@@ -45,13 +48,10 @@ from fpfl.audit import (
 from fpfl.audit.table import CONFIDENCE, as_content, as_text, checks_as_text, level
 from fpfl.experiments.runner import about_this_run
 from fpfl.fairness.totals import Totals
+from fpfl.numerics.randomness import RoundStreams
 from fpfl.privacy.sampling import FixedSizeSampling, Participation, PoissonSampling
-from fpfl.randomness import RoundStreams
 from fpfl.server.ranks import Ranks
 from fpfl.server.selection import Selection
-from fpfl.thirdparty.clipping import ClipRule
-from fpfl.thirdparty.noise import SeededNoise, SystemNoise
-from fpfl.thirdparty.sums import ThirdParty
 from fpfl.users.engine import CohortEngine
 from fpfl.users.layout import Layout
 from fpfl.users.rows import Gradients, UserRows
@@ -81,7 +81,7 @@ def without_a_second_look(patch: pytest.MonkeyPatch) -> None:
     Where norms are wrong, that they are looked at again in whole numbers would mend it.
     """
     patch.setattr(ClipRule, "most", math.inf)
-    patch.setattr(fpfl.summing, "LARGEST", 2.0**52)
+    patch.setattr(fpfl.numerics.summing, "LARGEST", 2.0**52)
 
 
 def sensitivity_of_zero_out(patch: pytest.MonkeyPatch) -> None:
@@ -99,7 +99,7 @@ def bound_times(name: str, factor: float) -> Twin:
     """A block is clipped to another bound than its noise was made for."""
 
     def broken(patch: pytest.MonkeyPatch) -> None:
-        rules = fpfl.thirdparty.sums.clip_rules
+        rules = fpfl.aggregation.sums.clip_rules
 
         def other(*args: Any, **how: Any) -> Any:
             return tuple(
@@ -107,7 +107,7 @@ def bound_times(name: str, factor: float) -> Twin:
                 for rule in rules(*args, **how)
             )
 
-        patch.setattr(fpfl.thirdparty.sums, "clip_rules", other)
+        patch.setattr(fpfl.aggregation.sums, "clip_rules", other)
 
     return broken
 
@@ -359,7 +359,9 @@ noise_in_floats = noise_by(
 
 def cohorts_of_a_constant_seed(patch: pytest.MonkeyPatch) -> None:
     """Every run draws the same cohorts, round by round."""
-    patch.setattr(fpfl.training, "RoundStreams", lambda seed, purpose: RoundStreams(0, purpose))
+    patch.setattr(
+        fpfl.training.session, "RoundStreams", lambda seed, purpose: RoundStreams(0, purpose)
+    )
 
 
 def cap_not_applied(patch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 import fpfl
-from fpfl.report.plots import COLOURS
+from fpfl.experiments.demo import COLOURS
 
 QUICK = os.environ.get("FPFL_QUICK") == "1"  # the tests': a few rounds, to see that it runs
 PICTURES = Path(os.environ.get("FPFL_PICTURES", "."))

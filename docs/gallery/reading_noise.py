@@ -14,8 +14,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import fpfl
-from fpfl.report.plots import COLOURS
-from fpfl.run import evaluate_vector
+from fpfl.experiments.demo import COLOURS
+from fpfl.training.run import evaluate_vector
 from fpfl.users.flat import FlatModel
 
 QUICK = os.environ.get("FPFL_QUICK") == "1"  # the tests': a few rounds, to see that it runs

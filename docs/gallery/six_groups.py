@@ -14,8 +14,8 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 import fpfl
-from fpfl.report.plots import COLOURS
-from fpfl.thirdparty.noise import SeededNoise
+from fpfl.aggregation.noise import SeededNoise
+from fpfl.experiments.demo import COLOURS
 
 QUICK = os.environ.get("FPFL_QUICK") == "1"  # the tests': a few rounds, to see that it runs
 PICTURES = Path(os.environ.get("FPFL_PICTURES", "."))

@@ -15,9 +15,9 @@ from fpfl.audit.attacks import (
     ShownMultipliers,
     SilentUser,
 )
-from fpfl.audit.auditing import AuditResult, AuditSettings, audit
+from fpfl.audit.audits import AuditResult, AuditSettings, audit
 from fpfl.audit.checks import CHECKS, CheckResult, run_check
-from fpfl.audit.scenes import Attack, Scene, Seen, Setup, User
+from fpfl.audit.setup import Attack, Scene, Seen, Setup, User
 from fpfl.audit.statistics import (
     Bound,
     Guesses,

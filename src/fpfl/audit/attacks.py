@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fpfl.audit.scenes import NOBODY, Attack, Scene, Seen, Setup, User, steps
+from fpfl.audit.setup import NOBODY, Attack, Scene, Seen, Setup, User, steps
 from fpfl.privacy.settings import CLIPPED, COUNTS, GRADIENTS, SELECTION
 
 Block = Literal["counts", "selection", "clipped"]

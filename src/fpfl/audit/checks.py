@@ -22,13 +22,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fpfl.aggregation.clipping import ClipRule, clip_rules
+from fpfl.aggregation.noise import GRID_BITS
+from fpfl.aggregation.sums import grid_stddev
 from fpfl.audit.attacks import SilentUser
-from fpfl.audit.auditing import AuditSettings, released
-from fpfl.audit.scenes import NOBODY, Scene, Seen, User, steps
+from fpfl.audit.audits import AuditSettings, released
+from fpfl.audit.setup import NOBODY, Scene, Seen, User, steps
 from fpfl.privacy.settings import Clipping, Privacy
-from fpfl.thirdparty.clipping import ClipRule, clip_rules
-from fpfl.thirdparty.discrete import GRID_BITS
-from fpfl.thirdparty.sums import grid_stddev
 
 Finding = tuple[float, str]
 """A p-value, and what it is the p-value of."""

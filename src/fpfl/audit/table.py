@@ -20,10 +20,10 @@ from fpfl.audit.attacks import (
     KeptModel,
     ShownMultipliers,
 )
-from fpfl.audit.auditing import AuditResult, AuditSettings, audit
+from fpfl.audit.audits import AuditResult, AuditSettings, audit
 from fpfl.audit.checks import CHECKS, CheckResult, run_check
 from fpfl.methods import OneGradient
-from fpfl.privacy.rules import Convention
+from fpfl.privacy.conventions import Convention
 from fpfl.privacy.settings import Clipping, Privacy
 from fpfl.users.local import FederatedAveraging
 

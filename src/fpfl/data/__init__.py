@@ -1,19 +1,17 @@
 """Where data comes from: the schema, federated datasets in memory and on disk, tables, Adult."""
 
-from fpfl.data._checks import checked_by_user
 from fpfl.data.adult import load_adult
-from fpfl.data.federated import FederatedDataset
+from fpfl.data.checks import checked_by_user
+from fpfl.data.federated import FederatedDataset, merge_values
 from fpfl.data.files import PopulationWriter, open_population, save_population
-from fpfl.data.merging import merge_values
-from fpfl.data.scaling import scale_by_ranges
-from fpfl.data.schema import Attribute, Schema
-from fpfl.data.table_declared import read_table_schema
+from fpfl.data.schema import Attribute, Schema, scale_by_ranges
 from fpfl.data.table_schema import (
     AttributeColumn,
     CategoryColumn,
     Label,
     NumberColumn,
     TableSchema,
+    read_table_schema,
 )
 from fpfl.data.tables import read_table
 

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fpfl.data.federated import FederatedDataset
-from fpfl.data.scaling import scale_by_ranges
-from fpfl.data.schema import Attribute, Schema
+from fpfl.data.schema import Attribute, Schema, scale_by_ranges
 
 __all__ = ["RANGES", "load_adult"]
 

@@ -1,10 +1,13 @@
 """Federated datasets: samples ordered by user, with offsets.
 
 Users without samples are users: they are in the population, can be sampled, and send zero.
+
+Merging values of an attribute, where groups would be too small for anything to be known.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,10 +16,10 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from fpfl.data._checks import check_shapes, check_values, refusing
+from fpfl.data.checks import check_shapes, check_values, refusing
 from fpfl.data.prefetch import prefetch
-from fpfl.data.schema import Schema
-from fpfl.randomness import stream
+from fpfl.data.schema import Attribute, Schema
+from fpfl.numerics.randomness import stream
 
 MOST_MISSING = 2**31
 """So many users without samples are taken for a slip of the pen: 16 GiB of offsets."""
@@ -378,3 +381,54 @@ def _whole(values: Tensor) -> Tensor:
         raise ValueError("labels and attribute codes must be whole numbers; fractions were given")
     # What stands for a fraction is no declared code either.
     return values.masked_fill(~whole, NO_CODE).clamp(NO_CODE, -NO_CODE).to(torch.int64)
+
+
+def merge_values(
+    data: FederatedDataset, attribute: str, into: Mapping[str, Sequence[str]]
+) -> FederatedDataset:
+    """The same samples with some values of an attribute taken together.
+
+    Which values are too rare has to be public, a published census for example: whoever counts them
+    in the users' data has released something.
+
+    Parameters
+    ----------
+    data
+        A population in memory.
+    attribute
+        The attribute's name.
+    into
+        For every new value, the old ones that become it; values that are not named stay.
+    """
+    column, old = _column(data, attribute)
+    target = {value: value for value in old.values}
+    named: list[str] = []
+    for new, values in into.items():
+        if isinstance(values, str):
+            raise ValueError(f"{new!r} is made of {values!r}; give a list of values")
+        twice = [value for value in values if value in named]
+        if twice:
+            raise ValueError(f"{twice} would become two values of {attribute!r}; name each once")
+        named += values
+        strange = [value for value in values if value not in target]
+        if strange:
+            raise ValueError(f"{attribute!r} has no value {strange}; it has {list(old.values)}")
+        target |= dict.fromkeys(values, new)
+    names = tuple(dict.fromkeys(target[value] for value in old.values))
+    table = torch.tensor([names.index(target[value]) for value in old.values])
+    codes = data.attributes.clone()
+    # What is no code stays none: it is looked at where its user is computed.
+    codes[codes[:, column] >= len(table), column] = int(NO_CODE)
+    known = codes[:, column] >= 0
+    codes[known, column] = table.to(codes.device)[codes[known, column]]
+    merged = Attribute(attribute, names, old.unknown)
+    attributes = tuple(merged if a.name == attribute else a for a in data.schema.attributes)
+    return replace(data, attributes=codes, schema=replace(data.schema, attributes=attributes))
+
+
+def _column(data: FederatedDataset, attribute: str) -> tuple[int, Attribute]:
+    for column, each in enumerate(data.schema.attributes):
+        if each.name == attribute:
+            return column, each
+    names = [each.name for each in data.schema.attributes]
+    raise ValueError(f"there is no attribute {attribute!r}; the schema declares {names}")

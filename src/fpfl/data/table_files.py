@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fpfl.data._checks import refusing
+from fpfl.data.checks import refusing
 from fpfl.data.table_schema import SEPARATORS
 
 BATCH = 16_384

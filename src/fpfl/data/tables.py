@@ -10,16 +10,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fpfl.data._checks import refusing
+from fpfl.data.checks import refusing
 from fpfl.data.federated import MOST_MISSING, FederatedDataset
-from fpfl.data.scaling import scale_by_ranges
-from fpfl.data.table_declared import read_table_schema
+from fpfl.data.schema import scale_by_ranges
 from fpfl.data.table_files import Rows, bare, table_rows, title
 from fpfl.data.table_schema import (
     CategoryColumn,
     NumberColumn,
     Scalar,
     TableSchema,
+    read_table_schema,
 )
 from fpfl.fairness.groups import UNKNOWN
 

@@ -11,13 +11,11 @@ from torch import nn
 
 from fpfl.data.federated import FederatedDataset
 from fpfl.data.femnist.finding import BUNDLED, named_digits
-from fpfl.data.femnist.population import unfair_digits
 from fpfl.data.femnist.source import CLASSES, Part, Source
-from fpfl.data.femnist.unfair import Order
-from fpfl.experiments.options import Options
-from fpfl.experiments.tables import Row
+from fpfl.data.femnist.unfair import Order, unfair_digits
+from fpfl.experiments.tables import Options, Row
 from fpfl.fairness.constraints import Constraint, accuracy_parity
-from fpfl.models import cnn, mlp
+from fpfl.training.models import cnn, mlp
 
 BUNDLED_SCALE = 0.015
 """Of the rounds, on the digits that need no file: a minute or two on a CPU."""
@@ -29,7 +27,7 @@ HIDDEN = (64,)
 """The hidden units on oriented gradients: 25,802 parameters in all."""
 
 FEATURES = {"cnn": "pixels", "cnn-standardised": "standardised", "oriented": "both ways"}
-"""What each network is shown of an image (`fpfl.data.femnist.features`)."""
+"""What each network is shown of an image (`fpfl.data.femnist.unfair`)."""
 
 
 def default_scale(data: str | None) -> float:

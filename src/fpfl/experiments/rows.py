@@ -11,18 +11,17 @@ from torch import nn
 
 from fpfl.data.federated import FederatedDataset
 from fpfl.experiments import adult, femnist
-from fpfl.experiments.ablation import changed
-from fpfl.experiments.options import Options
-from fpfl.experiments.tables import Row
+from fpfl.experiments.adult import changed
+from fpfl.experiments.tables import Options, Row
 from fpfl.fairness.constraints import Constraint
 from fpfl.fairness.evaluation import Evaluation
 from fpfl.methods import MMDM, Method, OneGradient, Tran
 from fpfl.privacy.plan import PrivacyPlan, PrivacyWarning
 from fpfl.privacy.settings import Clipping, Privacy
-from fpfl.run import Run, evaluate_model
 from fpfl.server.selection import Rule
-from fpfl.suggesting import suggested_clipping, suggested_learning_rate
 from fpfl.training import FpflWarning, train
+from fpfl.training.defaults import suggested_clipping, suggested_learning_rate
+from fpfl.training.run import Run, evaluate_model
 
 Result = dict[str, Any]
 

@@ -5,7 +5,7 @@ model's logits. A file is written after it was opened again and gave the model's
 made-up inputs; one that does not is never left behind.
 """
 
+from fpfl.exporting.export import export_onnx, export_torch, metadata, needed
 from fpfl.exporting.predictor import Predictor, Ranges
-from fpfl.exporting.writing import export_onnx, export_torch, metadata, needed
 
 __all__ = ["Predictor", "Ranges", "export_onnx", "export_torch", "metadata", "needed"]

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from fpfl.data.scaling import HALF_WIDTH
-from fpfl.data.schema import Schema
+from fpfl.data.schema import HALF_WIDTH, Schema
 from fpfl.users import task
 
 Ranges = Sequence[tuple[float, float] | None]

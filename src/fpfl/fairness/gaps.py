@@ -1,4 +1,14 @@
-r"""Gaps: how far groups are from the whole, with error bars.
+r"""Checks of what an evaluation is given: each says what came, what was expected, what to do.
+
+The user bootstrap: how far a value measured on these users may be from the population's.
+
+Users are resampled, not samples: the samples of one user are not independent. Two things can go
+wrong: what resampling shows (:func:`margins`), and what it cannot show, since nobody like that was
+among the users (:func:`unseen`).
+
+What an evaluation counts: F and n' of every rate of a task, in every group, for each user.
+
+Gaps: how far groups are from the whole, with error bars.
 
 The gap of a rate is the largest distance of a group's value v from the overall one,
 
@@ -18,7 +28,7 @@ they stayed unseen, a share q of the group or s of the rest, move v or w by as m
 
     I_a = [D_a − max(m, r q (1 − v), r s w),   D_a + max(m, r q v, r s (1 − w))]
 
-(:mod:`fpfl.fairness.bootstrap` has m, q and s). A group's own value, with a margin of its own, lies
+(:mod:`fpfl.fairness.gaps` has m, q and s). A group's own value, with a margin of its own, lies
 in
 
     [v − max(m_v, q v),   v + max(m_v, q (1 − v))].
@@ -26,21 +36,244 @@ in
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from fpfl.fairness._checks import check_samples, check_settings
-from fpfl.fairness.bootstrap import Floats, margins, quotient, unseen
+from fpfl.fairness import rates
 from fpfl.fairness.constraints import By, Constraint
 from fpfl.fairness.evaluation import Difference, Evaluation, GapEstimate
 from fpfl.fairness.groups import Attribute, Groups, groups_by
-from fpfl.fairness.measure import Member, Table, count, count_task, measure
+from fpfl.fairness.rates import Rate
 
 __all__ = ["Difference", "Evaluation", "GapEstimate", "evaluate_predictions"]
+
+
+def check_settings(
+    classes: int | None,
+    label_range: tuple[float, float] | None,
+    constraint: Constraint | None,
+    bootstrap: int,
+    confidence: float,
+) -> None:
+    """Refuse settings that make no sense, or none together."""
+    kind = "regression" if classes is None else "classification"
+    if classes is None and label_range is None:
+        raise ValueError("label_range is not given; a regression (classes=None) needs (low, high)")
+    if classes is not None and classes < 2:
+        raise ValueError(f"classes is {classes}; give at least 2, or None for a regression")
+    if constraint is not None and constraint.kind != kind:
+        raise ValueError(f"{constraint.name!r} is for {constraint.kind}; give one for {kind}")
+    if bootstrap != 0 and bootstrap < 20:  # no quantile of fewer is worth reading
+        raise ValueError(f"bootstrap is {bootstrap}; give at least 20 (1,000 is usual), or 0")
+    if not 0.0 < confidence < 1.0:
+        raise ValueError(f"confidence is {confidence}; it must be between 0 and 1, e.g. 0.95")
+
+
+def check_samples(
+    p: Tensor,
+    y: Tensor,
+    a: Tensor,
+    users: Tensor | None,
+    declared: Sequence[Attribute],
+    classes: int | None,
+) -> None:
+    """Refuse predictions p, labels y, attribute codes a and users that are not what is declared."""
+    n, names = y.numel(), [attribute.name for attribute in declared]
+    if n == 0 or y.shape != (n,) or p.shape != (n,):
+        raise ValueError(
+            f"predictions have shape {tuple(p.shape)} and labels {tuple(y.shape)}; expected (n,) "
+            "with n > 0 for both: one class a sample (scores.argmax(-1)), or one real number"
+        )
+    if a.shape != (n, len(names)) or a.is_floating_point():
+        raise ValueError(
+            f"attribute codes are {a.dtype} of shape {tuple(a.shape)}; expected ({n}, "
+            f"{len(names)}), a row for each sample and whole numbers in the columns {names}"
+        )
+    if users is not None and (users.shape != (n,) or users.is_floating_point()):
+        raise ValueError(
+            f"users is {users.dtype} of shape {tuple(users.shape)}; expected ({n},), whole numbers"
+        )
+    for what, values in (("predictions", p), ("labels", y)):
+        if classes is not None:
+            hint = "give hard classes (scores.argmax(-1)), or classes=None for a regression"
+            _check_classes(what, values, classes, hint)
+        elif not bool(values.isfinite().all()):
+            raise ValueError(f"some {what} are NaN or infinite; leave those samples out")
+    for attribute, codes in zip(declared, a.unbind(-1), strict=True):
+        attribute.check_codes(codes)
+
+
+def _check_classes(what: str, values: Tensor, classes: int, hint: str) -> None:
+    if values.is_floating_point():
+        raise ValueError(f"{what} are {values.dtype}; expected whole numbers; {hint}")
+    if bool(((values < 0) | (values >= classes)).any()):
+        raise ValueError(
+            f"{what} run from {int(values.min())} to {int(values.max())}; "
+            f"expected classes 0 to {classes - 1}; {hint}"
+        )
+
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_DRAWS = 2**20  # how many counts of draws are held at once: 8 MiB, whatever the number of users
+
+
+def distinct(rows: Floats) -> tuple[Floats, Ints]:
+    """Give the distinct rows of (K, columns), and how many of the K users are alike in each.
+
+    They are sorted, so that draws do not depend on the order of the users.
+    """
+    alike = Counter(row.tobytes() for row in rows)
+    found = sorted(alike)
+    sums = np.frombuffer(b"".join(found), dtype=np.float64).reshape(len(found), -1)
+    return sums, np.array([alike[row] for row in found])
+
+
+def resample(rows: Floats, alike: Ints, replicates: int, seed: int) -> Floats:
+    """Totals of K users drawn with replacement, ``replicates`` times: (replicates, columns).
+
+    How often K draws hit each *distinct* user is multinomial with the probabilities alike/K:
+    this is the user bootstrap itself, and cheap where many users are alike.
+    """
+    rng, population = np.random.default_rng(seed), int(alike.sum())
+    totals = np.empty((replicates, rows.shape[1]))
+    step = max(1, _DRAWS // len(rows))
+    for start in range(0, replicates, step):
+        part = totals[start : start + step]
+        times = rng.multinomial(population, alike / population, size=len(part))
+        part[:] = times.astype(np.float64) @ rows
+    return totals
+
+
+def quotient(F: Floats, n: Floats) -> Floats:
+    """F/n, NaN where n = 0."""
+    known: Floats = np.divide(F, n, out=np.full(F.shape, np.nan), where=n > 0)
+    return known
+
+
+def margins(value: Floats, replicates: Floats, confidence: float) -> Floats:
+    """Margins m such that |D_j − true D_j| ≤ m_j for all j at once, with this confidence.
+
+    With D* the ``replicates`` of the ``value`` D, and s_j their root mean square distance,
+
+        m_j = c s_j,   c = the ``confidence`` quantile of max_j |D*_j − D_j|/s_j.
+
+    The quantile of one maximum serves all: many comparisons need no more replicates than one, and
+    those that move together (two groups of a whole) get no wider than one. A replicate in which a
+    group has no sample (NaN) says nothing of it. Without replicates m is NaN.
+    """
+    distance = np.abs(replicates - value).reshape(len(replicates), value.size)
+    known = np.maximum(np.isfinite(distance).sum(axis=0), 1)
+    s = np.sqrt(np.nansum(distance**2, axis=0) / known)
+    furthest = np.fmax.reduce(distance / np.where(s > 0.0, s, 1.0), axis=1, initial=0.0)
+    c = np.quantile(furthest, confidence, method="higher") if len(furthest) else np.nan
+    m: Floats = (c * s).reshape(value.shape)
+    return m
+
+
+def users_behind(n: Floats, alike: Ints) -> Floats:
+    """u = (Σ_k n_k)²/Σ_k n_k²: how many users a value rests on, who have n_k samples each.
+
+    One who has most of the samples makes it hardly more than 1; if all have one, it is K.
+    """
+    return quotient(np.tensordot(alike, n, 1) ** 2, np.tensordot(alike, n**2, 1))
+
+
+def unseen(u: Floats, tail: float) -> Floats:
+    """q: how large a share of the population may well have nobody among the u users seen.
+
+        (1 − q)^u = tail,   so   q = 1 − tail^(1/u)
+
+    Resampling never invents an error that nobody made: three users who agree have a margin of 0.
+    But users who make up a share q stay unseen with probability (1 − q)^u, and may be wrong, or
+    right, about everything: a value v is anywhere in [v − q v, v + q (1 − v)]. No interval free of
+    assumptions is narrower. Being of the order 1/u (the "rule of three"), it matters for small
+    groups and rare errors alone; there the margins are too small without it.
+    """
+    q: Floats = -np.expm1(math.log(tail) / u)
+    return q
+
+
+Counted = tuple[str, Tensor, Tensor]  # a rate's name, and what each sample adds to F and to n'
+Member = tuple[str, Tensor]  # a group's name, and whether each sample is in it
+
+
+def count(rate: Rate, p: Tensor, y: Tensor, name: str | None = None) -> Counted:
+    """Count f where the rate's condition holds, and where it does."""
+    n = rate.condition(y).double()
+    return name or rate.name, n * rate.evaluate(p, y), n
+
+
+def count_task(
+    p: Tensor, y: Tensor, classes: int | None, label_range: tuple[float, float] | None
+) -> list[Counted]:
+    """Count the rates of a task; for two classes the precision P[Y = 1 | Ŷ = 1] as well."""
+    if classes is None:
+        assert label_range is not None  # checked before
+        errors = (rates.squared_error, rates.absolute_error, rates.mean_prediction)
+        return [count(make(label_range), p, y) for make in errors]
+    if classes > 2:
+        recalls = (rates.class_recall(label) for label in range(classes))
+        return [count(rate, p, y) for rate in (rates.accuracy(), *recalls)]
+    odds = (rates.false_negative_rate(), rates.false_positive_rate())
+    # Precision is the true positive rate with labels and predictions in each other's place.
+    precision = count(rates.true_positive_rate(), y, p, name="precision")
+    return [*(count(r, p, y) for r in (rates.accuracy(), *odds, rates.selection_rate())), precision]
+
+
+@dataclass(frozen=True)
+class Table:
+    """R rates × (everybody, then G groups): arrays of shape (R, 1 + G).
+
+    ``value`` is F/n', ``n`` is n' and ``users`` how many users are behind them; ``rest`` is the
+    value of all other samples, and ``rest_users`` how many users are behind that. ``drawn``, of
+    shape (replicates, R, 1 + G), has the values of as many users as the ``population`` drawn again.
+    """
+
+    rates: list[str]
+    groups: list[str]
+    population: int
+    value: Floats
+    n: Floats
+    users: Floats
+    rest: Floats
+    rest_users: Floats
+    drawn: Floats
+
+
+def measure(
+    counted: Sequence[Counted], members: Sequence[Member], users: Tensor, bootstrap: int, seed: int
+) -> Table:
+    """Sum what was counted over every user and group, everybody being the first, and resample."""
+    owner = np.unique(users.numpy(), return_inverse=True)[1]
+    columns = (part * member for _, F, n in counted for _, member in members for part in (F, n))
+    by_user = np.stack([np.bincount(owner, column.numpy()) for column in columns], axis=1)
+    rows, alike = distinct(by_user.astype(np.float64))
+    shape = (len(counted), len(members), 2)
+    F, n = np.moveaxis((alike @ rows).reshape(shape), -1, 0)
+    n_k = rows.reshape(len(rows), *shape)[..., 1]
+    drawn = resample(rows, alike, bootstrap, seed).reshape(bootstrap, *shape)
+    return Table(
+        rates=[name for name, _, _ in counted],
+        groups=[name for name, _ in members],
+        population=len(by_user),
+        value=quotient(F, n),
+        n=n,
+        users=users_behind(n_k, alike),
+        rest=quotient(F[:, :1] - F, n[:, :1] - n),
+        rest_users=users_behind(n_k[:, :, :1] - n_k, alike),
+        drawn=quotient(drawn[..., 0], drawn[..., 1]),
+    )
+
 
 _TWO_CLASSES: dict[str, tuple[str, ...]] = {
     "fnr": ("FNR",),
@@ -139,8 +372,8 @@ def _gaps(
     """The task's gaps, from the table's first R rows and G columns, and the constraint's."""
     gaps = {}
     compared = _TWO_CLASSES if classes == 2 else {rate: (rate,) for rate in table.rates[:R]}
-    for name, rates in compared.items() if G > 1 else ():
-        rows = [table.rates.index(rate) for rate in rates]
+    for name, those in compared.items() if G > 1 else ():
+        rows = [table.rates.index(rate) for rate in those]
         gaps[name] = _gap(name, table, rows, range(1, G), confidence)
     if len(table.rates) > R:
         own = range(R, len(table.rates)), range(G, len(table.groups))

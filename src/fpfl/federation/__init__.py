@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fpfl.federation.agreement import Agreement
-    from fpfl.federation.federating import federate
     from fpfl.federation.flower.client import client_app
     from fpfl.federation.flower.server import server_app
-    from fpfl.federation.rounds import FederationError
+    from fpfl.federation.rounds import FederationError, federate
     from fpfl.federation.secagg import Authority
 
 _HOMES = {
@@ -20,7 +19,7 @@ _HOMES = {
     "Authority": "fpfl.federation.secagg",
     "FederationError": "fpfl.federation.rounds",
     "client_app": "fpfl.federation.flower.client",
-    "federate": "fpfl.federation.federating",
+    "federate": "fpfl.federation.rounds",
     "server_app": "fpfl.federation.flower.server",
 }
 

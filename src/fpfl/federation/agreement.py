@@ -19,7 +19,23 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fpfl.arguments import (
+from fpfl.aggregation.clipping import ClipRule, clip_rules
+from fpfl.aggregation.encoding import RESERVE, Encoding
+from fpfl.aggregation.noise import SeededNoise, SystemNoise
+from fpfl.aggregation.sums import ThirdParty
+from fpfl.data.federated import FederatedDataset
+from fpfl.data.schema import Schema
+from fpfl.fairness.constraints import Constraint
+from fpfl.federation.secagg import GraphChoice, choose_graph
+from fpfl.methods import Broadcasting, Method
+from fpfl.privacy.assumptions import Aggregation
+from fpfl.privacy.conventions import SHARED
+from fpfl.privacy.plan import PrivacyPlan
+from fpfl.privacy.settings import Clipping, Privacy
+from fpfl.server.loop import OptimizerFactory
+from fpfl.server.selection import Rule
+from fpfl.training.session import Settled
+from fpfl.training.spec import (
     check_broadcasting,
     check_numbers,
     check_types,
@@ -29,23 +45,7 @@ from fpfl.arguments import (
     flat_model,
     plain_value,
 )
-from fpfl.conducting import Settled
-from fpfl.data.federated import FederatedDataset
-from fpfl.data.schema import Schema
-from fpfl.fairness.constraints import Constraint
-from fpfl.federation.secagg import GraphChoice, choose_graph
-from fpfl.methods import Broadcasting, Method
-from fpfl.privacy.aggregation import Aggregation
-from fpfl.privacy.plan import PrivacyPlan
-from fpfl.privacy.rules import SHARED
-from fpfl.privacy.settings import Clipping, Privacy
-from fpfl.server.round import OptimizerFactory
-from fpfl.server.selection import Rule
-from fpfl.thirdparty.clipping import ClipRule, clip_rules
-from fpfl.thirdparty.encoding import RESERVE, Encoding
-from fpfl.thirdparty.noise import SeededNoise, SystemNoise
-from fpfl.thirdparty.sums import ThirdParty
-from fpfl.users import company
+from fpfl.users import isolation as company
 from fpfl.users.engine import CohortEngine, make_layout
 from fpfl.users.flat import FlatModel
 from fpfl.users.layout import Basis, Layout

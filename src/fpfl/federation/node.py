@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from fpfl.federation.contributing import Contribution
+    from fpfl.federation.contribution import Contribution
 
 
 def answered(
@@ -82,7 +82,7 @@ def _vector(
     state: ClientState, request: Mapping[str, Any], make: Callable[[], Contribution]
 ) -> NDArray[np.uint32]:
     """The node's vector, where the session is what was agreed on; nothing was revealed so far."""
-    from fpfl.federation.contributing import received
+    from fpfl.federation.contribution import received
 
     contribution = make()
     agreement, session = contribution.agreement, state.session

@@ -9,21 +9,25 @@ keys, masks, coins and noise.
 The charge is in the ledger, on the disk, before the first request to unmask leaves. From then on
 the sum counts as released: an attempt that fails later has been paid for, and the next one is paid
 for again.
+
+``federate``: from an agreement and a courier to a finished run.
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
 
-from fpfl.fairness.weights import Weights
+from fpfl.fairness.totals import Weights
 from fpfl.federation.agreement import Agreement
-from fpfl.federation.contributing import broadcast
+from fpfl.federation.contribution import broadcast
+from fpfl.federation.node import RUN_BYTES
 from fpfl.federation.secagg import (
     Abandoned,
     Aggregation,
@@ -33,9 +37,16 @@ from fpfl.federation.secagg import (
     Refused,
     Session,
 )
-from fpfl.federation.secagg.answers import read_advert
-from fpfl.privacy.rules import BudgetExhaustedError
-from fpfl.server.journal import Journal, Past
+from fpfl.federation.secagg.server import read_advert
+from fpfl.privacy.conventions import BudgetExhaustedError
+from fpfl.runs.folder import LEDGER, RunFolder
+from fpfl.runs.journal import Journal
+from fpfl.runs.resume import Kept
+from fpfl.server.loop import Callback
+from fpfl.server.ranks import Ranks
+from fpfl.server.state import Past
+from fpfl.training.run import Run
+from fpfl.training.session import conduct
 
 log = logging.getLogger("fpfl.federation")
 
@@ -249,3 +260,60 @@ def _bytes(answer: Message, name: str) -> bytes:
     if not isinstance(value, bytes):
         raise Invalid(f"{name!r} must be bytes, but got {type(value).__name__}.")
     return value
+
+
+def federate(
+    agreement: Agreement,
+    courier: Courier,
+    authority: bytes,
+    *,
+    folder: str | Path | None = None,
+    ledger: str | Path | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Run:
+    """Train with users who are elsewhere.
+
+    Parameters
+    ----------
+    agreement
+        What all parties have agreed on.
+    courier
+        Carries messages to nodes and back.
+    authority
+        The public key of the authority that enrolled the nodes.
+    folder
+        Where the run is written down. One that has begun there goes on from its last finished
+        round; what was charged stays charged.
+    ledger
+        A population's ledger that is charged as well.
+    callbacks
+        Called with a `RoundEvent` after every round, and told of the beginning and the end, as in
+        `fpfl.train`.
+    """
+    where = None
+    if folder is not None:
+        path = Path(folder)
+        where = RunFolder(
+            path,
+            resume=(path / LEDGER).is_file(),
+            ledger=None if ledger is None else Path(ledger),
+        )
+
+    def federation(kept: Kept | None) -> Federated:
+        journal = kept.journal if kept else None
+        run = secrets.token_bytes(RUN_BYTES) if journal is None else bytes.fromhex(
+            journal.ledger.run
+        )  # fmt: skip
+        return Federated(agreement, courier, authority, run, kept.past if kept else None, journal)
+
+    seed = agreement.test_seed
+    return conduct(
+        agreement.settled,
+        agreement.flat.vector(),
+        federation,
+        where=where,
+        data="",
+        seeds=(seed, seed),
+        ranks=Ranks(),
+        callbacks=callbacks,
+    )

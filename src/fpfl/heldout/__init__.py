@@ -1,6 +1,6 @@
 """Private evaluation: counts of held-out users, released once under a budget of their own."""
 
-from fpfl.heldout.evaluate import evaluate_privately, plan_heldout
+from fpfl.heldout.evaluation import evaluate_privately, plan_heldout
 from fpfl.heldout.plan import HeldoutPlan
 from fpfl.heldout.result import PrivateEvaluation, RateEstimate
 

@@ -11,8 +11,7 @@ from typing import Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from fpfl.fairness.totals import Totals
-from fpfl.fairness.weights import Weights
+from fpfl.fairness.totals import Totals, Weights
 
 
 @dataclass(frozen=True)

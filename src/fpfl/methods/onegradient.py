@@ -44,8 +44,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from fpfl.fairness.totals import Totals
-from fpfl.fairness.weights import Weights
+from fpfl.fairness.totals import Totals, Weights
 from fpfl.methods.base import MethodState, Standin
 from fpfl.methods.mmdm import check_settings
 

@@ -1,7 +1,7 @@
 r"""How sure a gap is that was counted with noise: from public numbers, before anything is trained.
 
 A user of a cohort has N relevant samples and its counts are scaled to weigh x = C_s/j of them at
-most (`fpfl.thirdparty.clipping`; j is how often a sample is counted). With
+most (`fpfl.aggregation.clipping`; j is how often a sample is counted). With
 
     A = E min(N, x),    B = E N min(1, x/N)²,
 

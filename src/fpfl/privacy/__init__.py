@@ -15,10 +15,9 @@ from fpfl.privacy.gaussian import (
     participations_bound,
     participations_of_one,
 )
-from fpfl.privacy.plan import Block, Convention, PrivacyPlan, PrivacyWarning
+from fpfl.privacy.plan import Block, Convention, PrivacyPlan, PrivacyWarning, compare_conventions
 from fpfl.privacy.sampling import FixedSizeSampling, Participation, PoissonSampling
 from fpfl.privacy.statement import PrivacyStatement, round_up
-from fpfl.privacy.table import compare_conventions
 
 __all__ = [
     "Block",

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, Literal
 
-from fpfl.privacy._checks import cohort_of, positive_number, probability, whole_number
+from fpfl.numerics.checks import cohort_of, positive_number, probability, whole_number
 from fpfl.privacy.gaussian import (
     gaussian_epsilon,
     gaussian_noise_multiplier,

@@ -8,6 +8,24 @@ Rényi divergences of order α of what is really released and stops before their
 
 Then all releases together are (ε, δ)-private (Feldman & Zrnic 2021; Lécuyer 2021), provided that
 ε, δ and α were fixed before the first of them.
+
+What a server that knows the cohorts may see of a run that is changed after looking.
+
+Amplification by sampling does not hold against it, so a privacy filter of its own adds up what is
+really released: a round with noise s_t on a change of Δ is a Gaussian mechanism with μ_t = Δ/s_t,
+and where rounds and noise are chosen one after the other, those who stop before
+
+    Σ_t μ_t² > μ²
+
+are together no worse than one Gaussian mechanism with μ (Smith and Thakurta 2022), provided that μ
+was fixed before the first round. Nothing that was seen may move it, so it is made of a run's terms:
+
+    μ² = R (Δ/s)²,    R = the cap on participations, or all rounds that the budget has room for,
+
+with the noise s that the run began with. With a cap R the sum is over the R dearest rounds: nobody
+is in more of them. Without one, every round counts as a participation of everybody.
+
+The terms of a private run: what it may cost, fixed before it begins.
 """
 
 from __future__ import annotations
@@ -18,10 +36,10 @@ from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from fpfl.privacy._checks import cohort_of, positive_number, probability, whole_number
+from fpfl.numerics.checks import cohort_of, positive_number, probability, whole_number
 from fpfl.privacy.accounting import Neighbours, _dp_accounting
-from fpfl.privacy.renyi import fixed_size_renyi, renyi_epsilon, renyi_gain
-from fpfl.privacy.shares import coins_renyi
+from fpfl.privacy.gaussian import gaussian_epsilon
+from fpfl.privacy.renyi import coins_renyi, fixed_size_renyi, renyi_epsilon, renyi_gain
 
 if TYPE_CHECKING:
     from fpfl.privacy.plan import PrivacyPlan
@@ -49,7 +67,7 @@ class Mechanism:
     ----------
     sampler : {"poisson", "fixed", "all", "coins"}
         How the cohort is drawn: every user independently, a fixed number of users, or everyone;
-        with "coins" every user independently, and noise in shares (`fpfl.privacy.shares`).
+        with "coins" every user independently, and noise in shares (`fpfl.privacy.renyi`).
         Cohorts of a fixed size have replace-one neighbours only.
     population, cohort : int
         K and m; the same number where everyone takes part.
@@ -141,7 +159,7 @@ class Mechanism:
         - cohorts of a fixed size: Wang et al. 2019 at Δ = 2C
           (:func:`~fpfl.privacy.renyi.fixed_size_renyi`);
         - secret coins and noise in shares: Zhu and Wang 2019
-          (:func:`~fpfl.privacy.shares.coins_renyi`).
+          (:func:`~fpfl.privacy.renyi.coins_renyi`).
         """
         return _renyi(self, whole_number("order", order, least=2, hint=_ORDER_HINT))
 
@@ -297,3 +315,94 @@ class PrivacyFilter:
         for mechanism, times in charges.items():
             whole_number(f"charges[{mechanism!r}]", times, least=0, hint="count the releases")
         return sum(times * self.cost(mechanism) for mechanism, times in charges.items())
+
+
+@dataclass(frozen=True)
+class ServerLimit:
+    """The filter on unamplified rounds.
+
+    Parameters
+    ----------
+    mechanism : Mechanism
+        A round as the run was begun.
+    rounds : int
+        The most rounds that it can come to as it was begun, changed or not.
+    delta : float
+        δ.
+    cap : int, optional
+        On participations, fixed at the start.
+    """
+
+    mechanism: Mechanism
+    rounds: int
+    delta: float
+    cap: int | None = None
+
+    @classmethod
+    def of(cls, terms: Terms, limit: PrivacyFilter) -> ServerLimit:
+        """The filter of a run's terms; ``limit`` is the one against everybody else.
+
+        Never less than the planned rounds: as long as nothing is changed, all of them may be used.
+        """
+        rounds = max(terms.rounds, limit.room({}, terms.mechanism))
+        return cls(terms.mechanism, rounds, terms.delta, terms.cap)
+
+    @property
+    def participations(self) -> int:
+        """R."""
+        return self.rounds if self.cap is None else min(self.cap, self.rounds)
+
+    @property
+    def epsilon(self) -> float:
+        """ε at δ of the whole budget μ², which is what is promised."""
+        m = self.mechanism
+        return gaussian_epsilon(
+            m.noise_multiplier, self.participations, self.delta, sensitivity=m.sensitivity
+        )
+
+    def fits(self, charges: Mapping[Mechanism, int]) -> bool:
+        """Whether all of these together keep to μ²."""
+        left, used = self.cap, []
+        for mechanism, times in sorted(charges.items(), key=lambda item: -_square(item[0])):
+            counted = times if left is None else min(times, left)
+            used.append(counted * _square(mechanism))
+            left = None if left is None else left - counted
+        # The tolerance is for rounding; ε has a thousand times as much room.
+        return math.fsum(used) <= self.participations * _square(self.mechanism) * (1 + 1e-12)
+
+
+def _square(mechanism: Mechanism) -> float:
+    """μ² of one release."""
+    return (mechanism.sensitivity / mechanism.noise_multiplier) ** 2
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a private run may cost, fixed before it begins.
+
+    ``budget`` is ε of the filter at ``delta`` and ``order``, in case settings are changed later;
+    None where no accountant was there to compute it. ``cap`` is on participations.
+    """
+
+    mechanism: Mechanism
+    rounds: int
+    delta: float
+    budget: float | None
+    order: int | None
+    cap: int | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain values, for JSON."""
+        return {
+            "mechanism": self.mechanism.as_dict(),
+            "rounds": self.rounds,
+            "delta": self.delta,
+            "budget": self.budget,
+            "order": self.order,
+            "cap": self.cap,
+        }
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> Terms:
+        """The terms of plain values."""
+        return cls(**content | {"mechanism": Mechanism.from_dict(content["mechanism"])})

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 
-from fpfl.privacy._checks import cohort_of, positive_number, probability, whole_number
+from fpfl.numerics.checks import cohort_of, positive_number, probability, whole_number
 
 # Bisections stop at a relative width of 1e-13, and δ(ε) itself is good to about 1e-12: this much
 # on top makes sure that a solution errs on the safe side.

@@ -2,6 +2,8 @@
 
 Each of the four is right only together with the other three, so they are made together and cannot
 be exchanged one by one.
+
+The same settings under every convention, side by side.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
-from fpfl.privacy._checks import cohort_of, positive_number, whole_number
+from fpfl.numerics.checks import cohort_of, positive_number, whole_number
 from fpfl.privacy.accounting import (
     Neighbours,
     calibrate_poisson,
@@ -20,12 +23,7 @@ from fpfl.privacy.accounting import (
     epsilon_poisson,
     epsilon_without_replacement,
 )
-from fpfl.privacy.gaussian import (
-    gaussian_epsilon,
-    gaussian_noise_multiplier,
-    participations_bound,
-)
-from fpfl.privacy.rules import (
+from fpfl.privacy.conventions import (
     SENSITIVITY,
     SHARED,
     Block,
@@ -36,8 +34,13 @@ from fpfl.privacy.rules import (
     checked_delta,
     checked_pair,
 )
+from fpfl.privacy.gaussian import (
+    gaussian_epsilon,
+    gaussian_noise_multiplier,
+    participations_bound,
+)
+from fpfl.privacy.renyi import calibrate_shares, coins_epsilon, shares_epsilon
 from fpfl.privacy.sampling import FixedSizeSampling, PoissonSampling
-from fpfl.privacy.shares import calibrate_shares, coins_epsilon, shares_epsilon
 from fpfl.privacy.statement import BlockNoise, PrivacyStatement
 
 __all__ = ["Block", "Convention", "Neighbours", "PrivacyPlan", "PrivacyWarning"]
@@ -71,7 +74,7 @@ class PrivacyPlan:
     replacement it is 2C, so its ε is too small: :attr:`epsilon_honest` gives the true one. Use this
     convention to reproduce the paper, and no other time.
 
-    The last two are for federations whose nodes add the noise in shares (`fpfl.privacy.shares`):
+    The last two are for federations whose nodes add the noise in shares (`fpfl.privacy.renyi`):
     σ is what at least so many honest nodes add together, and rounding is in it.
 
     Parameters
@@ -385,3 +388,81 @@ real_population, copies
             self.delta,
             sensitivity=self.sensitivity_honest,
         )
+
+
+COMPARED: tuple[Convention, ...] = ("paper", "replace-one", "poisson")
+"""Those of one aggregator; noise that nodes add in shares is another setting."""
+
+
+def compare_conventions(
+    *,
+    population: int,
+    cohort: int,
+    rounds: int,
+    delta: float | None = None,
+    epsilon: float | None = None,
+    noise_multiplier: float | None = None,
+    max_participations: int | None = None,
+) -> list[dict[str, Any]]:
+    """What each convention makes of the same settings.
+
+    Parameters
+    ----------
+    population, cohort, rounds : int
+        K, m and T.
+    delta : float, optional
+        δ; by default 1 / (10 K).
+    epsilon : float, optional
+        ε to calibrate the noise of each convention for. Give this or ``noise_multiplier``.
+    noise_multiplier : float, optional
+        The same s/C for all conventions.
+    max_participations : int, optional
+        Cap for Poisson sampling; conventions with cohorts of a fixed size cannot have one and
+        give the uncapped number.
+
+    Returns
+    -------
+    list of dict
+        One for each of ``paper``, ``replace-one`` and ``poisson``, with the keys ``convention``,
+        ``noise_multiplier``, ``sensitivity``, ``epsilon``, ``epsilon_honest``,
+        ``epsilon_server``, ``delta``, ``delta_server`` (with the chance δ that somebody takes part
+        more often, where there is no cap) and ``participations``.
+    """
+    if (epsilon is None) == (noise_multiplier is None):
+        raise ValueError(
+            f"give either epsilon or noise_multiplier, but got epsilon={epsilon!r} and "
+            f"noise_multiplier={noise_multiplier!r}."
+        )
+    plans: list[PrivacyPlan] = []
+    for convention in COMPARED:
+        settings: dict[str, Any] = {
+            "population": population,
+            "cohort": cohort,
+            "rounds": rounds,
+            "delta": delta,
+            "blocks": (Block("statistics", bound=1.0),),
+            "convention": convention,
+            "max_participations": max_participations if convention == "poisson" else None,
+        }
+        with warnings.catch_warnings():
+            if plans:  # the first has said all that there is to say about δ
+                warnings.simplefilter("ignore", PrivacyWarning)
+            if noise_multiplier is not None:
+                plans.append(PrivacyPlan(noise_multiplier=noise_multiplier, **settings))
+            elif epsilon is not None:
+                # The noise in sensitivities is cached: replace-one costs no second calibration.
+                plans.append(PrivacyPlan.calibrate(epsilon=epsilon, **settings))
+    return [
+        {
+            "convention": plan.convention,
+            "noise_multiplier": plan.noise_multiplier,
+            "sensitivity": plan.sensitivity,
+            "epsilon": plan.epsilon,
+            "epsilon_honest": plan.epsilon_honest,
+            "epsilon_server": plan.epsilon_server,
+            "delta": plan.delta,
+            "delta_server": plan.delta * (1 if plan.max_participations is not None else 2),
+            "participations": plan.participations,
+        }
+        for plan in plans
+    ]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fpfl.privacy._checks import cohort_of, whole_number
+from fpfl.numerics.checks import cohort_of, whole_number
 
 
 @dataclass(frozen=True)

@@ -8,28 +8,25 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fpfl.privacy.accounting import MissingAccountantError
-from fpfl.privacy.aggregation import (
-    NOT_PRIVATE,
-    SEES_SUMS,
-    Aggregation,
-    against_the_curious,
-    several,
-    whose_noise,
-)
-from fpfl.privacy.remarks import (
+from fpfl.privacy.assumptions import (
     ALONE,
     BEFORE,
     BREACH,
+    NOT_PRIVATE,
+    SEES_SUMS,
+    Aggregation,
     Beyond,
     DeltaTerm,
+    against_the_curious,
+    several,
     who_is_public,
     whole_numbers,
+    whose_noise,
 )
 
 if TYPE_CHECKING:
-    from fpfl.privacy.filter import Mechanism, PrivacyFilter
+    from fpfl.privacy.filter import Mechanism, PrivacyFilter, ServerLimit
     from fpfl.privacy.plan import PrivacyPlan
-    from fpfl.privacy.server import ServerLimit
 
 NOT_COMPUTED = "ε not computed here: dp-accounting is not installed"
 SEEDED_NOISE = "simulation: no guarantee against anyone who has the seed"

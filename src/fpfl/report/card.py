@@ -1,4 +1,6 @@
-"""The model card: what a model is, what it was trained on, what is promised and what is not.
+"""Text as Markdown holds it: names that people chose may hold anything, and must stay text.
+
+The model card: what a model is, what it was trained on, what is promised and what is not.
 
 Every figure is one of the run's own files (or of the evaluation that was given). What only the
 model's owner can know is left for them to fill in, and says so.
@@ -6,13 +8,14 @@ model's owner can know is left for them to fill in, and says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import html
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fpfl.report.described import IN_MEMORY, judged_by, record_of, verdict_on
-from fpfl.report.evaluated import SIMULATION_ONLY, Evaluated
-from fpfl.report.markdown import bullets, plain, table
+from fpfl.report.evaluations import SIMULATION_ONLY, Evaluated
+from fpfl.report.facts import IN_MEMORY, judged_by, record_of, verdict_on
 from fpfl.report.reading import RunRecord
 from fpfl.report.words import (
     banners,
@@ -34,7 +37,33 @@ if TYPE_CHECKING:
     from fpfl.data.schema import Schema
     from fpfl.fairness.evaluation import Evaluation
     from fpfl.heldout.result import PrivateEvaluation
-    from fpfl.run import Run
+    from fpfl.training.run import Run
+
+LONGEST = 300
+"""Characters of one name or sentence that are shown."""
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]#|~$])")
+
+
+def plain(text: object, longest: int = LONGEST) -> str:
+    """Any text as one line of Markdown that says just that: no markup, no HTML, no table cells."""
+    line = " ".join(str(text).split())
+    line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
+    if len(line) > longest:
+        line = f"{line[: longest - 1]}…"
+    return _SPECIAL.sub(r"\\\1", html.escape(line, quote=False))
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """A table; the cells are text, and are escaped here."""
+    lines = [f"| {' | '.join(map(plain, head))} |", f"| {' | '.join('---' for _ in head)} |"]
+    return [*lines, *(f"| {' | '.join(map(plain, row))} |" for row in rows)]
+
+
+def bullets(items: Iterable[object]) -> list[str]:
+    """A list of sentences, as long as they are."""
+    return [f"- {plain(item, 10_000)}" for item in items]
+
 
 TO_FILL = "To be filled in by whoever publishes this model:"
 NOT_SAID = "The run does not say."
@@ -305,7 +334,7 @@ def _provenance(record: RunRecord) -> list[str]:
     rest = [f"{n} {v}" for n, v in packages.items() if n not in ("fpfl", "torch")]
     lines += [f"Further packages: {', '.join(rest)}."] if rest else []
     if record.charged is not None:
-        from fpfl.folder import read_about
+        from fpfl.runs.folder import read_about
 
         lines.append(f"Run {read_about(record.folder)['run']}; {record.charged:,} rounds charged.")
     lines.append("This card was written by fpfl from the run's own files.")

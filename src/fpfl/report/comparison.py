@@ -7,12 +7,10 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from fpfl.report.charts import BLUE, Chart, Table, Trace, axes, safe
-from fpfl.report.comparing import WHERE, Comparison, Entry, compare
-from fpfl.report.evaluated import SIMULATION_ONLY, Figure
+from fpfl.report.comparability import WHERE, Comparison, Entry, compare, groups_in_words
+from fpfl.report.evaluations import SIMULATION_ONLY, Figure
 from fpfl.report.reading import RunRecord
-from fpfl.report.sections import figure_html
-from fpfl.report.tables import badge, paragraphs, verdict_badge
-from fpfl.report.uncompared import groups_in_words
+from fpfl.report.sections import badge, figure_html, paragraphs, verdict_badge
 from fpfl.report.words import epsilon_words, marks, number, with_interval
 
 BEST = "best trade-off"

@@ -11,7 +11,7 @@ from string import Template
 from typing import Any
 
 from fpfl.report.charts import Chart
-from fpfl.report.comparing import told_apart
+from fpfl.report.comparability import told_apart
 from fpfl.report.comparison import comparison_html
 from fpfl.report.reading import RunRecord, read_run
 from fpfl.report.sections import brief, run_html

@@ -1,4 +1,6 @@
-"""A run folder as a report reads it: what is there, what is missing, and nothing that is guessed.
+"""What a run that has not ended has released and promised so far.
+
+A run folder as a report reads it: what is there, what is missing, and nothing that is guessed.
 
 Full run folders, folders made by `fpfl.Run.save` and folders of runs that have not ended are read;
 anything else is refused with a word on what to do. Nothing in a folder is written or executed.
@@ -12,12 +14,108 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fpfl.privacy.remarks import BEFORE
-from fpfl.report.evaluated import KINDS, Evaluated, Kind, read_evaluation
-from fpfl.report.shapes import check_history, check_kinds, check_privacy, check_settings
+from fpfl.privacy.assumptions import BEFORE
+from fpfl.report.evaluations import (
+    KINDS,
+    Evaluated,
+    Kind,
+    check_history,
+    check_kinds,
+    check_privacy,
+    check_settings,
+    read_evaluation,
+)
 
 if TYPE_CHECKING:
-    from fpfl.privacy.ledger import RunLedger
+    from fpfl.privacy.statement import PrivacyStatement
+    from fpfl.runs.ledger import RunLedger
+
+
+def kept_history(folder: Path) -> tuple[list[Any], str]:
+    """The rows in the last checkpoint, and a sentence on how far they go.
+
+    The totals released since are in a log that only the run itself, with its model and method,
+    turns into rows again.
+    """
+    from fpfl.server.state import CLASSES
+    from fpfl.store.checkpoints import load_checkpoint
+
+    files = sorted(folder.glob("checkpoint-*.safetensors"))
+    if not files:
+        return [], "There is no checkpoint in the folder, so nothing can be drawn over rounds."
+    _, text = load_checkpoint(files[-1], CLASSES)
+    rows = json.loads(text or "[]")
+    if not isinstance(rows, list):
+        raise ValueError(f"{files[-1]} holds no history; put an intact copy in its place")
+    if not rows:
+        return [], "No round is in a checkpoint yet, so nothing can be drawn over rounds."
+    return rows, (
+        f"The charts show the {len(rows):,} rounds up to the last checkpoint ({files[-1].name}); "
+        "rounds released since then are not in them."
+    )
+
+
+def planned_statement(
+    folder: Path, ledger: RunLedger, settings: dict[str, Any]
+) -> PrivacyStatement | None:
+    """What the run promises as planned, or as its filter keeps to; None without privacy."""
+    from fpfl.privacy.assumptions import Aggregation
+    from fpfl.privacy.plan import PrivacyPlan
+    from fpfl.privacy.settings import Clipping
+    from fpfl.runs.resume import statement
+    from fpfl.users.layout import Layout
+
+    mechanism = ledger.mechanism
+    if ledger.terms is None or mechanism is None:
+        return None
+    try:
+        asked, clip = settings["privacy"], settings["clip"]
+        bounds = {name: value for name, value in clip.items() if name != "kind"}
+        blocks = Clipping(**bounds).blocks(
+            constrained=settings["constraint"] is not None,
+            selection=bool(settings["layout"]["selection"]),
+        )
+        real = settings["population"]
+        accounted = asked["population"] or real
+        plan = PrivacyPlan(
+            population=accounted,
+            real_population=None if accounted == real else real,
+            cohort=settings["cohort"],
+            rounds=ledger.planned,
+            noise_multiplier=mechanism.noise_multiplier,
+            blocks=blocks,
+            convention=asked["convention"],
+            neighbours=mechanism.neighbours,
+            delta=ledger.terms.delta,
+            max_participations=ledger.terms.cap,
+            copies=asked.get("copies", 1),
+        )
+        parts = {name: settings.get(name) for name in ("nodes", "least", "colluders")}
+        together = None
+        if settings.get("sampling") == "federation":
+            together = Aggregation(
+                **parts,  # type: ignore[arg-type]
+                shares=asked["convention"] in ("coins", "picked"),
+                injected=ledger.simulation,
+                held=bool(settings.get("held")),
+            )
+        seeded = bool(settings.get("seeded_cohorts"))
+        layout = {name: value for name, value in settings["layout"].items() if name != "kind"}
+        return statement(
+            plan,
+            ledger,
+            ledger.simulation,
+            seeded,
+            together,
+            size=Layout(**layout).size,
+            declared=settings.get("population_declared", together and True),
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"the settings of the run in {folder} do not say what it promises ({error!r}); put "
+            "intact copies of run.json and ledger.jsonl in their places"
+        ) from error
+
 
 Row = dict[str, Any]
 """A row of the history."""
@@ -213,8 +311,8 @@ def _finished(path: Path, result: dict[str, Any], ledger: RunLedger | None) -> R
 
 def _unfinished(path: Path, ledger: RunLedger) -> RunRecord:
     """A run that goes on, was cut off, or was resumed and has not ended since."""
-    from fpfl.folder import read_about
-    from fpfl.report.unfinished import kept_history, planned_statement
+    from fpfl.report.reading import kept_history, planned_statement
+    from fpfl.runs.folder import read_about
 
     about = read_about(path)
     settings = check_settings(path / "run.json", ledger.settings or about["settings"])
@@ -274,7 +372,7 @@ def _record(
 
 def _evaluations(path: Path, notes: list[str]) -> dict[Kind, Evaluated]:
     """The evaluations of the model in the folder; what is of another one is noted, and left out."""
-    from fpfl.folder import model_digest
+    from fpfl.runs.folder import model_digest
 
     model = model_digest(path)
     found, of_another, unsure = {}, [], []
@@ -311,7 +409,7 @@ def _environment(file: Path) -> dict[str, Any] | None:
 
 
 def _ledger(path: Path) -> RunLedger | None:
-    from fpfl.folder import LEDGER, look
+    from fpfl.runs.folder import LEDGER, look
 
     return look(path) if (path / LEDGER).is_file() else None
 

@@ -228,8 +228,8 @@ def epsilon_curve(record: RunRecord) -> EpsilonCurve:
 
 def _plan(said: dict[str, Any]) -> Any:
     """The plan that a statement's figures are of."""
+    from fpfl.privacy.conventions import Block, PrivacyWarning
     from fpfl.privacy.plan import PrivacyPlan
-    from fpfl.privacy.rules import Block, PrivacyWarning
 
     # Where noise comes in shares, all rounds count, and no other number can be set.
     capped = said["participations_capped"] and said["convention"] == "poisson"

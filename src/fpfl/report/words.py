@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fpfl.privacy.remarks import BEFORE
+from fpfl.privacy.assumptions import BEFORE
 from fpfl.privacy.statement import round_up
-from fpfl.report.evaluated import SIMULATION_ONLY, Evaluated, Figure, Gap
+from fpfl.report.evaluations import SIMULATION_ONLY, Evaluated, Figure, Gap
 from fpfl.report.reading import RunRecord
 
 _METHODS = {

@@ -1,6 +1,6 @@
 """What the server does: the round, the optimiser's step, model selection."""
 
-from fpfl.server.round import (
+from fpfl.server.loop import (
     Callback,
     Federation,
     Outcome,

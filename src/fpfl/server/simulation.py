@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
 from torch import Tensor
 
-from fpfl.fairness.weights import Weights
-from fpfl.privacy.rules import BudgetExhaustedError
+from fpfl.aggregation.sums import ThirdParty
+from fpfl.fairness.totals import Weights
+from fpfl.numerics.randomness import RoundStreams
+from fpfl.privacy.conventions import BudgetExhaustedError
 from fpfl.privacy.sampling import FixedSizeSampling, Participation, PoissonSampling
-from fpfl.randomness import RoundStreams
-from fpfl.server.ahead import ahead
 from fpfl.server.ranks import Ranks
-from fpfl.thirdparty.sums import ThirdParty
+from fpfl.server.state import Past, RoundJournal
 from fpfl.users.engine import CohortEngine
 from fpfl.users.reading import Chunk
 
-if TYPE_CHECKING:
-    from fpfl.server.journal import Journal, Past
+T = TypeVar("T")
+
+
+def ahead(items: Iterator[T]) -> Iterator[T]:
+    """The same items; a thread makes the next one meanwhile, and never more than one."""
+    done = object()
+    thread = ThreadPoolExecutor(1, "fpfl-ahead")
+    try:
+        coming: Future[object] = thread.submit(next, items, done)
+        while (item := coming.result()) is not done:
+            coming = thread.submit(next, items, done)
+            yield item  # type: ignore[misc]
+    finally:
+        # Not waited for: the thread itself may be the last one that holds on to this.
+        thread.shutdown(wait=False, cancel_futures=True)
 
 
 @dataclass(frozen=True)
@@ -56,7 +70,7 @@ class Simulation:
     rounds: int
     ranks: Ranks = field(default_factory=Ranks)
     past: Past | None = None
-    journal: Journal | None = None
+    journal: RoundJournal | None = None
     participation: Participation = field(init=False)
     _withdrawn: list[tuple[int, frozenset[int]]] = field(default_factory=list, init=False)
 

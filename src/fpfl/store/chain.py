@@ -31,6 +31,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from fpfl.store.files import BusyError, flock, held
 from fpfl.store.lines import (
     ENVELOPE,
     FORMAT,
@@ -45,7 +46,6 @@ from fpfl.store.lines import (
     follow,
     refuse,
 )
-from fpfl.store.locks import BusyError, flock, held
 
 __all__ = ["FORMAT", "BusyError", "Chain", "ChainError", "Record"]
 

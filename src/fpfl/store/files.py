@@ -1,9 +1,24 @@
-"""Files that are whole or not there, and errors that say what became of the data."""
+"""Files that are whole or not there, and errors that say what became of the data.
+
+Locks on open files: one holder at a time, whichever process it is in.
+
+These are the operating system's ``flock`` locks. They belong to an open file, end with the process
+whatever ends it, and bind only those who ask for them.
+
+Waiting for a disk without standing in the way: a small process syncs while this one computes.
+
+A thread would do, were it not for Python's lock: each time it wakes up, whoever computes waits for
+it, and on small rounds that costs more than the disk does.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Iterator
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -61,3 +76,137 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class BusyError(OSError):
+    """Another process (or another opening of the file in this one) holds the file."""
+
+
+def flock(fd: int, path: Path, *flags: str) -> None:
+    """Call ``fcntl.flock`` with flags by name; :class:`BusyError` where it would have to wait."""
+    try:
+        import fcntl  # not on Windows, where reading still works
+    except ImportError as error:
+        raise OSError(
+            errno.ENOSYS,
+            "this system has no file locks that fpfl knows (fcntl), and without them two runs "
+            "could write to one file at the same time: use Linux or macOS",
+            str(path),
+        ) from error
+    try:
+        fcntl.flock(fd, sum(getattr(fcntl, flag) for flag in flags))
+    except BlockingIOError as error:
+        raise BusyError(
+            errno.EAGAIN,
+            "another process is using this file: wait until it ends, or give this run a file of "
+            "its own",
+            str(path),
+        ) from error
+
+
+@contextmanager
+def held(fd: int, path: Path, flag: str, patience: float | None = None) -> Iterator[None]:
+    """Hold the lock inside the block.
+
+    Parameters
+    ----------
+    fd, path
+        The open file, and its name for messages.
+    flag : {"LOCK_EX", "LOCK_SH"}
+        Alone, or together with others who only read.
+    patience : float, optional
+        Seconds to wait for others before :class:`BusyError`; by default as long as it takes.
+    """
+    if patience is None:
+        flock(fd, path, flag)
+    else:
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                flock(fd, path, flag, "LOCK_NB")
+                break
+            except BusyError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.002)  # others hold it for less than that
+    try:
+        yield
+    finally:
+        flock(fd, path, "LOCK_UN")
+
+
+# Knows nothing but files: a line in ("s" to sync, "a" to sync the further file, too, or that file's
+# name in hexadecimal), for a sync a byte out, the error's number.
+_LOOP = """
+import os, sys
+sync = getattr(os, "fdatasync", os.fsync)
+files, last = [int(file) for file in sys.argv[1:]], None
+for line in sys.stdin.buffer:
+    if line not in (b"s\\n", b"a\\n"):
+        if last is not None:
+            os.close(last)
+        last = os.open(bytes.fromhex(line.decode()), os.O_RDONLY)
+        continue
+    error = 0
+    for file in files + ([] if last is None or line == b"s\\n" else [last]):
+        try:
+            sync(file)
+        except OSError as problem:
+            error = min(problem.errno or 255, 255)
+    os.write(1, bytes([error]))
+"""
+
+
+class SyncProcess:
+    """Syncs open files in a process of its own, one request at a time.
+
+    Parameters
+    ----------
+    files
+        Descriptors of the files; they must stay open here.
+    """
+
+    def __init__(self, files: Sequence[int]) -> None:
+        self._waiting = False
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _LOOP, *map(str, files)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            pass_fds=tuple(files),
+            start_new_session=True,  # an interrupt at the terminal is for this process
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
+
+    def start(self, everything: bool = False) -> None:
+        """Begin to sync what was written so far; ``everything``: the file that is followed, too."""
+        self._waiting = True
+        try:
+            os.write(self._in, b"a\n" if everything else b"s\n")
+        except OSError as error:
+            raise OSError(error.errno, "the process that syncs the ledger is gone") from error
+
+    def follow(self, path: Path) -> None:
+        """Sync this file, too, where everything is to be synced, in place of the last one named."""
+        os.write(self._in, os.fsencode(path.resolve()).hex().encode() + b"\n")
+
+    def wait(self) -> None:
+        """Return when what was begun is on the disk; an error of the disk is raised here."""
+        if not self._waiting:
+            return
+        answer = os.read(self._out, 1)
+        self._waiting = False
+        if not answer:
+            raise OSError("the process that syncs the ledger is gone; resume the run")
+        if answer[0]:
+            raise OSError(answer[0], f"the ledger cannot be synced: {os.strerror(answer[0])}")
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process.poll() is None and self._process.stdin is not None:
+            self._process.stdin.close()
+            self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()

@@ -30,10 +30,10 @@ from fpfl.data.schema import Schema
 from fpfl.fairness.constraints import Constraint
 from fpfl.fairness.groups import Groups
 from fpfl.fairness.rates import Rate
-from fpfl.fairness.weights import Weights
-from fpfl.randomness import hashed
+from fpfl.fairness.totals import Weights
+from fpfl.numerics.randomness import hashed
 from fpfl.users import task
-from fpfl.users.choice import Costs, chosen_pass
+from fpfl.users.dispatch import Costs, chosen_pass
 from fpfl.users.dropout import keyed
 from fpfl.users.factored import FactoredGradients
 from fpfl.users.flat import FlatModel
@@ -85,7 +85,7 @@ class CohortEngine:
         others are computed. A user whose samples cannot be computed sends zero.
     alone
         Compute every user by itself: slow, and right with kernels whose bits depend on the
-        company a row is in (`fpfl.users.company`).
+        company a row is in (`fpfl.users.isolation`).
     expected
         About how many samples a cohort has, from public numbers: rows are computed in tiles of
         about so many.

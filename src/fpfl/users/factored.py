@@ -44,7 +44,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from fpfl.summing import STEP_BITS, tree_sum, weighted_sum
+from fpfl.numerics.summing import STEP_BITS, tree_sum, weighted_sum
 from fpfl.users.packing import Ints
 from fpfl.users.precision import repeatable_sums
 from fpfl.users.rows import LOSS, OVERALL

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from fpfl.summing import tree_sum
+from fpfl.numerics.summing import tree_sum
 from fpfl.users import steady
 from fpfl.users.packing import Bucket
 from fpfl.users.precision import repeatable_sums

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fpfl.users.choice import agree
+from fpfl.users.dispatch import agree
 from fpfl.users.flat import FlatModel
 from fpfl.users.packing import Batch
 from fpfl.users.passes import Objective, VmapPass

@@ -21,8 +21,8 @@ from fpfl.data.prefetch import prefetch, settle
 from fpfl.data.schema import Schema
 from fpfl.fairness.groups import Groups
 from fpfl.fairness.rates import Rate
-from fpfl.randomness import hashed
-from fpfl.users.choice import Costs
+from fpfl.numerics.randomness import hashed
+from fpfl.users.dispatch import Costs
 from fpfl.users.packing import (
     Batch,
     Cells,

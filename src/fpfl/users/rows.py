@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fpfl.summing import row_norms, tree_sum, weighted_sum, whole_sum
+from fpfl.numerics.summing import row_norms, tree_sum, weighted_sum, whole_sum
 from fpfl.users.layout import Layout
 from fpfl.users.precision import repeatable_sums
 

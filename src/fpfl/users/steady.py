@@ -5,7 +5,7 @@ and on where it lies in memory. What was seen on CPUs and GPUs: at one fixed num
 widths that are multiples of 16 numbers, it depends on the row alone. So rows go through a model in
 tiles of one fixed size, and here both widths of a product are filled up with zeros.
 
-That a kernel behaves like this is an assumption; `fpfl.users.company` tries it on the device of a
+That a kernel behaves like this is an assumption; `fpfl.users.isolation` tries it on the device of a
 run before the run begins.
 """
 

@@ -1,6 +1,6 @@
 r"""Weighting: from the weights that the server broadcasts to the objective of every sample.
 
-A sample's objective is ℓ_i + Σ_r b_{r,i} f_r(i) (`fpfl.fairness.weights`), and one of two things
+A sample's objective is ℓ_i + Σ_r b_{r,i} f_r(i) (`fpfl.fairness.totals`), and one of two things
 stands in for f_r:
 
 - e_r(y_i) ℓ_i, for rates that move with the loss (`fpfl.fairness.rates`). All of them together are
@@ -25,8 +25,8 @@ from torch import Tensor
 
 from fpfl.data.schema import Schema
 from fpfl.fairness.rates import Rate
-from fpfl.fairness.weights import Weights
-from fpfl.summing import tree_sum
+from fpfl.fairness.totals import Weights
+from fpfl.numerics.summing import tree_sum
 from fpfl.users.packing import Batch
 
 SHIFT = 0.1

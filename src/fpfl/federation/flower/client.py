@@ -20,12 +20,12 @@ from flwr.clientapp import ClientApp
 
 from fpfl.federation.flower import RECORD, TOKEN
 from fpfl.federation.flower.logs import show
-from fpfl.federation.keys import IDENTITY
 from fpfl.federation.node import answered
+from fpfl.federation.project import IDENTITY
 from fpfl.federation.secagg import Identity, Refused
 
 if TYPE_CHECKING:
-    from fpfl.federation.contributing import Contribution
+    from fpfl.federation.contribution import Contribution
 
 log = logging.getLogger("fpfl.federation")
 
@@ -108,7 +108,7 @@ def _identity(context: Context) -> Path:
 
 def _contribution(agreement: str, load: str, context: Context) -> Contribution:
     """What computes the node's vector; torch is imported here."""
-    from fpfl.federation.contributing import Contribution, SystemChance, TestChance
+    from fpfl.federation.contribution import Contribution, SystemChance, TestChance
 
     agreed = resolved(agreement)()
     config = dict(context.node_config)

@@ -1,4 +1,10 @@
-"""The ``ServerApp``: the simulation's own server, with a federation in place of the simulation.
+"""Messages by Flower's grid.
+
+What Flower says about a reply (who sent it, and in answer to what) is copied from what the sender
+uploaded, and a registered node could make it up. So every request has a random token that its node
+alone is sent: a reply is told by it, and with it the message's id cannot be guessed.
+
+The ``ServerApp``: the simulation's own server, with a federation in place of the simulation.
 
 What it is told when a run is started (``flwr run --run-config``, or the project's file):
 
@@ -10,16 +16,109 @@ ledger       a population's ledger that is charged as well; empty for none
 from __future__ import annotations
 
 import logging
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from flwr.app import Context
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
-from fpfl.federation.federating import federate
+from fpfl.federation.flower import RECORD, TOKEN
 from fpfl.federation.flower.client import resolved
-from fpfl.federation.flower.courier import FlowerCourier
 from fpfl.federation.flower.logs import show
-from fpfl.server.round import RoundEvent
+from fpfl.federation.rounds import federate
+from fpfl.server.loop import RoundEvent
+
+log = logging.getLogger("fpfl.federation")
+
+NODES_POLL, REPLIES_POLL, GONE_POLL = 1.0, 0.2, 5.0
+"""Seconds between two questions: who is there, who has answered, who of those is gone."""
+
+LONGEST = 200
+"""So much of what a node says goes into the log."""
+
+TOKEN_BYTES = 16
+
+
+@dataclass(frozen=True)
+class FlowerCourier:
+    """Carries messages to SuperNodes and back.
+
+    Parameters
+    ----------
+    grid
+        What Flower gives a ``ServerApp``.
+    """
+
+    grid: Grid
+
+    def nodes(self, enough: int, timeout: float) -> list[int]:
+        """See `fpfl.federation.rounds.Courier`."""
+        end = time.monotonic() + timeout
+        while True:
+            found = sorted(self.grid.get_node_ids())
+            if len(found) >= enough or time.monotonic() >= end:
+                return found
+            time.sleep(NODES_POLL)
+
+    def exchange(
+        self, requests: Mapping[int, Mapping[str, Any]], timeout: float
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """See `fpfl.federation.rounds.Courier`."""
+        tokens = {secrets.token_bytes(TOKEN_BYTES): node for node in requests}
+        messages = [
+            Message(
+                RecordDict({RECORD: ConfigRecord({**requests[node], TOKEN: token})}),
+                dst_node_id=node,
+                message_type="query",
+                # What nobody has fetched when the step is over, nobody shall answer later.
+                ttl=timeout,
+            )
+            for token, node in tokens.items()
+        ]
+        asked = {
+            message: node
+            for message, node in zip(
+                self.grid.push_messages(messages), tokens.values(), strict=True
+            )
+            if message
+        }
+        waiting = set(asked)
+        end = time.monotonic() + timeout
+        look = time.monotonic() + GONE_POLL
+        while waiting:
+            for reply in self.grid.pull_messages(sorted(waiting)):
+                waiting.discard(reply.metadata.reply_to_message_id)
+                node = asked.get(reply.metadata.reply_to_message_id)
+                if reply.has_error():
+                    log.warning("node %s failed: %s", node, _short(reply.error.reason))
+                    continue
+                said = dict(reply.content.config_records.get(RECORD, {}))
+                token = said.pop(TOKEN, b"")
+                sender = tokens.get(token) if isinstance(token, bytes) else None
+                if sender is None:
+                    log.warning("a reply in the name of node %s is not its own: left out", node)
+                elif "refused" in said:
+                    log.warning("node %d refuses: %s", sender, _short(said["refused"]))
+                else:
+                    yield sender, said
+            now = time.monotonic()
+            if now >= end:
+                break
+            if now >= look:  # who is gone will not answer
+                there, look = set(self.grid.get_node_ids()), now + GONE_POLL
+                waiting = {message for message in waiting if asked[message] in there}
+            if waiting:
+                time.sleep(REPLIES_POLL + len(waiting) / 1000)
+
+
+def _short(said: object) -> str:
+    """What a node says, on one line: it could say anything."""
+    return repr(said)[:LONGEST]
+
 
 log = logging.getLogger("fpfl.federation")
 

@@ -10,11 +10,10 @@ server that follows the protocol. Nobody is kept from lying about their own vect
 deals useless shares can spoil a session, though not learn from it.
 """
 
-from fpfl.federation.secagg.client import advertise, mask, share
+from fpfl.federation.secagg.client import advertise, consent, mask, share, unmask
 from fpfl.federation.secagg.graph import COMPLETE_UP_TO, GraphChoice, choose_graph
 from fpfl.federation.secagg.identity import Authority, Credential, Identity
 from fpfl.federation.secagg.primitives import Invalid
-from fpfl.federation.secagg.reveal import consent, unmask
 from fpfl.federation.secagg.server import Aggregation
 from fpfl.federation.secagg.session import STEPS, Abandoned, Message, Refused, Session
 from fpfl.federation.secagg.state import ClientState

@@ -1,4 +1,11 @@
-"""The server's side: who is asked what, which answers count, and when to give up.
+"""Reading the first two answers of a node, which the server keeps and passes on.
+
+Who is whose neighbour and who is still there: the counting that decides whether a sum can be.
+
+Sets of names alone. A node's *circle* is the node itself and its neighbours: those that hold shares
+of its secrets.
+
+The server's side: who is asked what, which answers count, and when to give up.
 
 The server never sees a vector, a seed or a key of a node that is there. It sees masked vectors,
 which are uniform, and in the end shares from which the masks of the *sum* follow. For each step
@@ -14,17 +21,17 @@ keeps a privacy ledger charges it when `step` is "unmask", before calling `reque
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fpfl.federation.secagg import transcript
-from fpfl.federation.secagg.answers import Advert, Dealt, read_advert, read_dealt
+from fpfl.federation.secagg.client import SEALED_BYTES
 from fpfl.federation.secagg.graph import neighbours
-from fpfl.federation.secagg.primitives import SIGNATURE_BYTES, Invalid, verify
-from fpfl.federation.secagg.recovery import remove_pairwise_masks, remove_self_mask
-from fpfl.federation.secagg.roster import Roster
+from fpfl.federation.secagg.identity import Credential
+from fpfl.federation.secagg.primitives import KEY_BYTES, SIGNATURE_BYTES, Invalid, verify
 from fpfl.federation.secagg.session import (
     STEPS,
     Abandoned,
@@ -36,7 +43,152 @@ from fpfl.federation.secagg.session import (
     read_many,
     read_names,
 )
-from fpfl.federation.secagg.shamir import SHARE_BYTES
+from fpfl.federation.secagg.shamir import (
+    SHARE_BYTES,
+    check_exchange,
+    remove_pairwise_masks,
+    remove_self_mask,
+)
+from fpfl.federation.secagg.transcript import COMMITMENT_BYTES
+
+
+@dataclass(frozen=True)
+class Advert:
+    """What a node advertised: its credential, both public keys, its signature of them."""
+
+    credential: bytes
+    index: int
+    signing: bytes
+    public: bytes
+    signature: bytes
+
+    @property
+    def masking(self) -> bytes:
+        """The public key for masks."""
+        return self.public[KEY_BYTES:]
+
+
+def read_advert(session: Session, authority: bytes, name: str, answer: Request) -> Advert:
+    """Check the answer to "advertise" of the node that is known as ``name``."""
+    public = read_bytes(answer, "public", 2 * KEY_BYTES)
+    signature = read_bytes(answer, "signature", SIGNATURE_BYTES)
+    data = answer.get("credential")
+    if type(data) is not bytes:
+        raise Invalid("'credential' must be bytes.")
+    credential = Credential.verified(data, authority)
+    if credential.name != name:
+        raise Invalid(f"its credential is for {credential.name!r}.")
+    signed = transcript.advertised(session, name, credential.index, public)
+    verify(credential.key, signature, signed, "its keys")
+    check_exchange(public)
+    return Advert(data, credential.index, credential.key, public, signature)
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """What a node dealt, by holder, and what it committed to."""
+
+    session: Session
+    index: int
+    sealed: Mapping[str, bytes]
+    commitments: Mapping[str, bytes]
+    seed: bytes
+
+    def fits(self, holder: str, index: int, place: int, share: bytes) -> bool:
+        """Whether a holder reveals the share that it was dealt, of ``SHARE_KINDS[place]``."""
+        kind, start = transcript.SHARE_KINDS[place], COMMITMENT_BYTES * place
+        committed = self.commitments[holder][start : start + COMMITMENT_BYTES]
+        return transcript.commitment(self.session, kind, self.index, index, share) == committed
+
+
+def read_dealt(
+    session: Session, name: str, index: int, circle: tuple[str, ...], answer: Request
+) -> Dealt:
+    """Check the answer to "share" of a node; ``circle`` is itself and its neighbours."""
+    sealed = read_many(answer, "sealed", {0, SEALED_BYTES}, len(circle))
+    for holder, text in zip(circle, sealed, strict=True):
+        if (text == b"") != (holder == name):
+            raise Invalid("its shares must be sealed for each neighbour, and not for itself.")
+    commitments = read_many(answer, "commitments", {2 * COMMITMENT_BYTES}, len(circle))
+    return Dealt(
+        session,
+        index,
+        dict(zip(circle, sealed, strict=True)),
+        dict(zip(circle, commitments, strict=True)),
+        read_bytes(answer, "seed_commitment", COMMITMENT_BYTES),
+    )
+
+
+Names = frozenset[str]
+
+
+@dataclass
+class Roster:
+    """Neighbours, and the sets of the protocol as they become known.
+
+    Parameters
+    ----------
+    threshold
+        t.
+    circles
+        By name, the node and its neighbours, in the order of their indices.
+    masking
+        U2: those that dealt shares, and that others mask with.
+    survivors
+        U3: those whose masked vector came.
+    unreadable
+        Pairs of a dealer and a holder that could not read its shares.
+    """
+
+    threshold: int
+    circles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    masking: Names = frozenset()
+    survivors: Names = frozenset()
+    unreadable: set[tuple[str, str]] = field(default_factory=set)
+
+    def near(self, name: str, among: Container[str]) -> list[str]:
+        """The node and its neighbours, as far as they are among these."""
+        return [one for one in self.circles[name] if one in among]
+
+    def well_surrounded(self, there: Names) -> Names:
+        """Those with t of these around them, themselves included."""
+        return frozenset(name for name in there if len(self.near(name, there)) >= self.threshold)
+
+    def core(self, there: Names) -> Names:
+        """The largest part of these in which each has t around it.
+
+        A node with fewer would refuse to mask, and its neighbours would have masked with it
+        already. So it is left out before anybody masks; then others may have too few, and so on.
+        """
+        while (kept := self.well_surrounded(there)) != there:
+            there = kept
+        return there
+
+    def wanted(self) -> tuple[list[str], list[str]]:
+        """Whose seeds and whose keys it takes; of a drop-out without survivors around it, none."""
+        gone = self.masking - self.survivors
+        return sorted(self.survivors), sorted(one for one in gone if self.near(one, self.survivors))
+
+    def asked_of(self, holder: str) -> tuple[list[str], list[str]]:
+        """Of whom a node is asked for shares, of seeds and of keys: whose shares it could read."""
+        dealers = [
+            one for one in self.near(holder, self.masking) if (one, holder) not in self.unreadable
+        ]
+        seeds = [one for one in dealers if one in self.survivors]
+        return seeds, [one for one in dealers if one not in self.survivors]
+
+    def lost(self, there: Names) -> str | None:
+        """Why these cannot recover all that it takes; None where they can."""
+        for names in self.wanted():
+            for dealer in names:
+                near = self.near(dealer, there)
+                count = sum((dealer, holder) not in self.unreadable for holder in near)
+                if count < self.threshold:
+                    return (
+                        f"{count} of those that hold shares of {dealer!r} are left, and "
+                        f"{self.threshold} are needed"
+                    )
+        return None
 
 
 class Aggregation:

@@ -1,0 +1,241 @@
+"""The commands about runs: ``fpfl evaluate``, ``audit``, ``withdraw``, ``budget``."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fpfl.cli.options import help_alone
+from fpfl.cli.train import origin_of, resume, train
+
+
+def evaluate(
+    run: Path,
+    epsilon: Annotated[float, typer.Option(help="ε of the evaluation, for the held-out users.")],
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Held-out users (.npz, table or population folder); the config's test."),
+    ] = None,
+    delta: Annotated[float | None, typer.Option(help="δ; 1/(10 K) by default.")] = None,
+    bound: Annotated[
+        float | None, typer.Option(help="How many samples one user may weigh.")
+    ] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="The held-out users' own population ledger.")
+    ] = None,
+    moved: Annotated[
+        bool, typer.Option(help="The folder was moved or restored; no other copy is used.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Release a finished model's counts on held-out users once, with noise, and judge by them.
+
+    RUN is the folder of a finished run.
+
+    The run's ledger records it before it is released, and refuses a second time for one model. A
+    run that was resumed since has another: it is a further release, and says what all cost.
+    """
+    from safetensors.torch import load_file
+
+    from fpfl.config import (
+        check_same_people,
+        load_data,
+        load_people,
+        load_run_config,
+        make_constraint,
+        make_model,
+    )
+    from fpfl.heldout import plan_heldout
+    from fpfl.heldout.result import repeated
+    from fpfl.privacy.budget import PopulationLedger
+    from fpfl.runs.folder import LEDGER, finished, model_digest
+    from fpfl.runs.ledger import RunLedger
+    from fpfl.store.files import write_whole
+
+    if not finished(run):
+        raise ValueError(f"{run} is not finished: fpfl resume {run}")
+    config, origin = load_run_config(run), origin_of(run)
+    if data is not None:
+        people = load_people(config, data, Path(origin["folder"]))
+    else:
+        trained, test = load_data(
+            config, Path(origin["folder"]), origin["partition_seed"], private=True
+        )
+        if test is None:
+            raise ValueError("the config names no test set; give held-out users: --data PATH")
+        check_same_people(config, trained, run)
+        people = test
+    constraint = make_constraint(config, people.schema)
+    if constraint is None:
+        raise ValueError("the run was trained without a constraint, so there is none to judge by")
+    model = make_model(config, people.schema)
+    model.load_state_dict(load_file(run / "model.safetensors"))
+    plan = plan_heldout(
+        people.schema,
+        population=people.K,
+        constraint=constraint,
+        epsilon=epsilon,
+        delta=delta,
+        bound=bound,
+    )
+    plan.check(model, people)
+    with RunLedger.of_finished(run / LEDGER, moved=moved) as own:
+        digest, earlier = model_digest(run), list(own.evaluations)
+        own.evaluation(plan.mechanism, plan.epsilon, plan.delta, digest)
+        if ledger is not None:
+            with PopulationLedger.open(ledger) as theirs:
+                theirs.charge(own.run, plan.mechanism, None, "evaluation")
+                theirs.sync()
+        released = plan.release(model.eval(), people)
+        if earlier:
+            costs = [(record["epsilon"], record["delta"]) for record in earlier]
+            again = repeated([*costs, (plan.epsilon, plan.delta)])
+            released = replace(released, lines=(*released.lines, again))
+        text = f"{json.dumps(released.as_dict() | {'model': digest}, indent=1)}\n"
+        write_whole(run / "evaluation-private.json", text.encode())
+    if as_json:
+        print(text, end="")
+        return
+    print(released)
+    for line in released.statement():
+        print(line)
+
+
+def audit(
+    epsilon: Annotated[float, typer.Option(help="ε to claim, and to attack.")] = 2.0,
+    convention: Annotated[str, typer.Option(help="poisson, replace-one, paper or all.")] = "all",
+    canaries: Annotated[int, typer.Option(help="Canary users in a run.")] = 200,
+    runs: Annotated[int, typer.Option(help="Independent runs for each audit.")] = 300,
+    rounds: Annotated[int, typer.Option(help="Rounds of each run.")] = 10,
+    confidence: Annotated[float, typer.Option(help="Of all of it together.")] = 0.999,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Also write JSON to a file.")] = None,
+) -> None:
+    """Attack fpfl's own training with canary users, bound its ε from below, and check its noise.
+
+    Ends with status 1 where a claim is refuted or a check fails: by chance alone with a probability
+    of 1 − confidence at most.
+    """
+    from fpfl.audit import default_settings, run_audit
+    from fpfl.experiments.runner import about_this_run
+
+    settings = default_settings(
+        epsilon=epsilon,
+        convention=convention,
+        canaries=canaries,
+        runs=runs,
+        rounds=rounds,
+        confidence=confidence,
+    )
+    command = " ".join(["fpfl", *sys.argv[1:]])
+    text, content = run_audit(
+        settings,
+        confidence=confidence,
+        about=lambda seconds: about_this_run(command, seconds),
+        out=out,
+        report=lambda title, _: print(f"audited: {title}", file=sys.stderr, flush=True),
+    )
+    print(json.dumps(content, indent=1) if as_json else text)
+    refuted = any(result["caught"] for result in content["audits"].values())
+    if refuted or any(result["failed"] for result in content["checks"].values()):
+        raise typer.Exit(1)
+
+
+def withdraw(
+    where: Path,
+    users: list[int],
+) -> None:
+    """Leave users out from the next round on; a run that is running takes note.
+
+    WHERE is a run's folder or a population's ledger, USERS are the users' indices.
+    """
+    from fpfl.privacy.budget import PopulationLedger
+    from fpfl.runs.folder import read_about
+    from fpfl.runs.journal import withdraw as note
+
+    if where.is_dir():
+        settings = read_about(where)["settings"]
+        population = settings["population"]
+        # There may be more users than were declared.
+        last = math.inf if settings.get("population_declared") else population
+        wrong = [user for user in users if not 0 <= user < last]
+        if wrong:
+            raise ValueError(f"there are no users {wrong}; indices run from 0 to {population - 1}")
+        note(where, users)
+    else:
+        with PopulationLedger.open(where) as ledger:
+            ledger.withdraw(users)
+            ledger.sync()
+    print(f"Recorded: {len(users)} withdrawn, honoured from the next round that is drawn.")
+
+
+budget = typer.Typer(
+    help="A budget that belongs to a population.", callback=help_alone, invoke_without_command=True
+)
+
+
+@budget.command()
+def create(
+    file: Path,
+    population: Annotated[int, typer.Option(help="Number of users K.")],
+    epsilon: Annotated[float, typer.Option(help="ε that all runs together may cost.")],
+    delta: Annotated[float | None, typer.Option(help="δ; 1/(10 K) by default.")] = None,
+    neighbours: Annotated[str, typer.Option(help="What one user may change.")] = "zero-out",
+    name: Annotated[str, typer.Option(help="What the population is called.")] = "",
+    cohort: Annotated[int | None, typer.Option(help="Users in a round of a usual run.")] = None,
+    noise_multiplier: Annotated[float | None, typer.Option(help="σ of a usual run.")] = None,
+) -> None:
+    """Begin the ledger of a population.
+
+    FILE is the new ledger, e.g. people.jsonl.
+
+    Its accountant is a privacy filter at a Rényi order that is fixed now. With --cohort and
+    --noise-multiplier of the runs to come it is the order that has most room for them.
+    """
+    from fpfl.privacy.budget import PopulationLedger
+    from fpfl.privacy.filter import Mechanism
+
+    if file.exists():
+        raise ValueError(f"{file} is there already: fpfl budget show {file}")
+    usual = None
+    if cohort is not None and noise_multiplier is not None:
+        sampler = "fixed" if neighbours == "replace-one" else "poisson"
+        usual = Mechanism(sampler, population, cohort, noise_multiplier, neighbours)  # type: ignore[arg-type]
+    elif cohort is not None or noise_multiplier is not None:
+        raise ValueError("give both --cohort and --noise-multiplier of a usual run, or neither")
+    made = PopulationLedger.create(
+        file,
+        population=population,
+        epsilon=epsilon,
+        delta=delta,
+        neighbours=neighbours,  # type: ignore[arg-type]
+        mechanism=usual,
+        name=name,
+    )
+    with made as ledger:
+        print(ledger.summary())
+
+
+@budget.command()
+def show(
+    file: Path,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what the runs on a population have cost, by its ledger FILE."""
+    from fpfl.privacy.budget import PopulationLedger
+
+    with PopulationLedger.open(file, write=False) as ledger:
+        print(json.dumps(ledger.as_dict(), indent=1) if as_json else ledger.summary())
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Put the commands of this module into the app."""
+    for command in (train, resume, evaluate, audit, withdraw):
+        app.command()(command)
+    app.add_typer(budget, name="budget")

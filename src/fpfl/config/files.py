@@ -1,0 +1,305 @@
+"""Configs: a training written down as TOML, checked before anything runs.
+
+The sections are those of ``fpfl.train`` (see `fpfl.config.sections`); an unknown key is an error,
+not a silent default.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from torch import nn
+
+from fpfl.config.data import (
+    Loaded,
+    check_same_people,
+    load_data,
+    load_people,
+    table_schema,
+    with_kept_schema,
+    with_schema,
+)
+from fpfl.config.sections import (
+    VERSION,
+    ClipConfig,
+    Config,
+    Kind,
+    MethodConfig,
+    PrivacyConfig,
+    TrainingConfig,
+)
+from fpfl.data.federated import FederatedDataset
+from fpfl.data.schema import Schema
+from fpfl.fairness.constraints import BY_NAME, Constraint, equal_error
+from fpfl.methods import BMDM, MMDM, Method, OneGradient, Tran
+from fpfl.privacy.settings import Clipping, Privacy
+from fpfl.runs.folder import RunFolder, look, read_about
+from fpfl.server.loop import Callback
+from fpfl.training import train
+from fpfl.training.defaults import suggested_clipping, suggested_learning_rate
+from fpfl.training.models import mlp
+from fpfl.training.run import Run
+from fpfl.users.local import FederatedAveraging
+
+__all__ = [
+    "Config",
+    "Loaded",
+    "check_same_people",
+    "config_of",
+    "load_config",
+    "load_data",
+    "load_people",
+    "load_run_config",
+    "make_constraint",
+    "make_method",
+    "make_model",
+    "run_config",
+    "table_schema",
+    "with_schema",
+]
+
+_METHODS: dict[Kind, Callable[..., Method]] = {
+    "mmdm": MMDM,
+    "bmdm": BMDM,
+    "tran": Tran,
+    "one-gradient": OneGradient,
+}
+
+MOST_PARAMETERS = 10**9
+"""Of a perceptron: more are taken for a slip of the pen, before any memory is."""
+
+_SHOWN = 5
+"""So many mistakes of a config are named at a time."""
+
+
+def load_config(path: str | Path) -> Config:
+    """Read a config; a ValueError of one line says what is wrong with it, and where."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"there is no config {path}; docs/config.md says how to write one, and for a table "
+            "fpfl train --data FILE.csv needs none"
+        ) from error
+    except ValueError as error:
+        raise ValueError(f"{path} is not a TOML file: {error}") from error
+    return config_of(text, path)
+
+
+def load_run_config(run: Path) -> Config:
+    """Read the config that a run folder keeps, with the table's schema as it was."""
+    return with_kept_schema(load_config(run / "config.toml"), run)
+
+
+def config_of(text: str, where: str | Path) -> Config:
+    """The config of a text; ``where`` says in errors whose it is."""
+    try:
+        content = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # also of a number with thousands of digits
+        raise ValueError(f"{where} is not a TOML file: {error}") from error
+    version = content.get("version", VERSION)
+    if isinstance(version, int) and version > VERSION:
+        raise ValueError(
+            f"{where} is of version {version}, for a newer fpfl; this one reads version {VERSION}: "
+            "upgrade fpfl"
+        )
+    try:
+        return Config.model_validate(content)
+    except ValidationError as error:
+        raise ValueError(f"{where}: {_one_line(error)}") from error
+
+
+def run_config(
+    config: Config,
+    *,
+    folder: Path = Path(),
+    device: str | None = None,
+    partition_seed: int | None = None,
+    keep: RunFolder | None = None,
+    callbacks: tuple[Callback, ...] = (),
+    loaded: Loaded | None = None,
+) -> tuple[Run, FederatedDataset, FederatedDataset | None]:
+    """Train what a config says; also return the training and the test data.
+
+    ``device`` replaces the config's, for one process of several; ``partition_seed`` its seed for
+    dealing samples to made-up users and for holding users out; ``keep`` is the folder that the run
+    is kept in; ``loaded`` is the config's data, where it has been read already.
+    """
+    data, test = load_data(config, folder, partition_seed) if loaded is None else loaded
+    if keep is not None and keep.resume:
+        check_same_people(config, data, keep.path)
+    config = _completed(config, data, keep)
+    t = config.training
+    run = train(
+        make_model(config, data.schema),
+        data,
+        cohort=t.cohort,
+        rounds=t.rounds,
+        constraint=make_constraint(config, data.schema),
+        method=make_method(config),
+        privacy=_privacy(config.privacy),
+        clip=_clip(t.clip),
+        sampling=t.sampling,
+        learning_rate=t.learning_rate,
+        optimizer=_optimizer(t),
+        normaliser=t.normaliser,
+        samples_per_user=t.samples_per_user,
+        local=_local(t),
+        selection=t.selection,
+        selection_window=t.selection_window,
+        seed=t.seed,
+        noise_seed=t.noise_seed,
+        memory=t.memory,
+        precision=t.precision,
+        device=device or t.device,
+        folder=keep,
+        callbacks=callbacks,
+    )
+    return run, data, test
+
+
+def make_model(config: Config, schema: Schema) -> nn.Module:
+    """The network that a config describes, with its initial parameters."""
+    outputs = 1 if schema.classes in (None, 2) else int(schema.classes or 0)
+    inputs = math.prod(schema.shape)
+    sizes = [inputs, *config.model.hidden, outputs]
+    parameters = sum((before + 1) * after for before, after in pairwise(sizes))
+    if parameters > MOST_PARAMETERS:
+        raise ValueError(
+            f"a perceptron with layers of {sizes} units has {parameters} parameters; a config may "
+            f"ask for {MOST_PARAMETERS}. Use smaller layers (model.hidden), or fpfl.train with a "
+            "model of your own"
+        )
+    return mlp(inputs, config.model.hidden, outputs, seed=config.training.seed)
+
+
+def make_constraint(config: Config, schema: Schema) -> Constraint | None:
+    """The constraint that a config names."""
+    c = config.constraint
+    if c is None:
+        return None
+    by = tuple(item if isinstance(item, str) else tuple(item) for item in c.by)
+    if c.kind == "equal_error":
+        if schema.label_range is None:
+            raise ValueError("constraint.kind = 'equal_error' is for regression (label_range)")
+        return equal_error(*by, label_range=schema.label_range, tolerance=c.tolerance)
+    if c.kind not in BY_NAME:
+        known = sorted([*BY_NAME, "equal_error"])
+        raise ValueError(f"constraint.kind is {c.kind!r}; expected one of {known}")
+    return BY_NAME[c.kind](*by, tolerance=c.tolerance)
+
+
+def make_method(config: Config) -> Method | None:
+    """The method that a config names; what it leaves out has the method's own defaults."""
+    m = config.method
+    if m is None:
+        return None
+    given = m.model_dump(exclude_none=True, exclude={"kind"})
+    none = {"tolerance": "constraint", "spread": "none"}
+    given = {name: None if none.get(name) == value else value for name, value in given.items()}
+    return _METHODS[m.kind](**given)
+
+
+def _completed(config: Config, data: FederatedDataset, keep: RunFolder | None) -> Config:
+    """The config with what it leaves to be suggested, as if somebody had written that down."""
+    t, p = config.training, config.privacy
+    if not t.suggested or p is None:
+        return config
+    if "clip" not in p.model_fields_set:
+        schema = _public(data.schema, t.samples_per_user)
+        clipping = suggested_clipping(schema, make_constraint(config, schema))
+        p = p.model_copy(update={"clip": ClipConfig(**asdict(clipping))})
+    if "learning_rate" not in t.model_fields_set:
+        rate = _kept_learning_rate(keep) or _learning_rate(t, p, data)
+        t = t.model_copy(update={"learning_rate": rate})
+    method = config.method or MethodConfig(kind="one-gradient")
+    return config.model_copy(update={"training": t, "privacy": p, "method": method})
+
+
+def _public(schema: Schema, most: int | None) -> Schema:
+    """A schema that says how many samples a user sends, where no more than ``most`` are used."""
+    declared = schema.samples_per_user
+    if declared is None:
+        raise ValueError(
+            "training.suggested = true chooses the clip bound by how many samples a user is "
+            "expected to have, and the schema does not say; declare samples_per_user, or give "
+            "privacy.clip"
+        )
+    return replace(schema, samples_per_user=min(declared, most or declared))
+
+
+def _learning_rate(t: TrainingConfig, p: PrivacyConfig, data: FederatedDataset) -> float:
+    privacy = _privacy(p)
+    assert privacy is not None  # there is a section
+    clipping = privacy.clipping
+    blocks = clipping.blocks(constrained=True, selection=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # training itself will say what there is to say
+        plan = privacy.plan(population=data.K, cohort=t.cohort, rounds=t.rounds, blocks=blocks)
+    declared = data.schema.samples_per_user
+    samples = declared and min(declared, t.samples_per_user or declared)
+    return suggested_learning_rate(clipping, plan.noise_multiplier, t.cohort, t.rounds, samples)
+
+
+def _kept_learning_rate(keep: RunFolder | None) -> float | None:
+    """What a run that goes on has had: like its noise it stays, whatever T is now."""
+    if keep is None or not keep.resume:
+        return None
+    about = read_about(keep.path)
+    rate: float | None = (look(keep.path).settings or about["settings"])["learning_rate"]
+    return rate
+
+
+def _local(t: TrainingConfig) -> FederatedAveraging | None:
+    if t.local_learning_rate is None:
+        return None
+    return FederatedAveraging(t.local_steps, t.local_learning_rate)
+
+
+def _privacy(config: PrivacyConfig | None) -> Privacy | None:
+    if config is None:
+        return None
+    values = config.model_dump(exclude={"ledger"}) | {"clip": _clip(config.clip)}
+    return Privacy(**values)
+
+
+def _clip(clip: float | ClipConfig | None) -> float | Clipping | None:
+    return Clipping(**clip.model_dump()) if isinstance(clip, ClipConfig) else clip
+
+
+def _optimizer(t: TrainingConfig) -> Any:
+    import torch
+
+    if t.optimizer == "sgd":
+        return None
+    if t.optimizer == "momentum":
+        return lambda w: torch.optim.SGD(w, lr=t.learning_rate, momentum=0.9)
+    return lambda w: torch.optim.Adam(w, lr=t.learning_rate)
+
+
+def _one_line(error: ValidationError) -> str:
+    parts = []
+    for item in error.errors()[:_SHOWN]:
+        # Where several types would do, pydantic also says which of them it tried.
+        pieces = [piece for piece in item["loc"] if "[" not in str(piece)]
+        where = ".".join(map(_shown, pieces)) or "config"
+        what = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden":
+            what = "there is no such key; remove it or correct its name"
+        parts.append(f"{where}: {what}")
+    more = error.error_count() - _SHOWN
+    return "; ".join([*parts, *([f"and {more} more"] if more > 0 else [])])
+
+
+def _shown(piece: int | str) -> str:
+    """A key as a message can hold it: TOML allows newlines in one, and a whole book."""
+    text = str(piece)
+    return text if text.isprintable() and len(text) < 80 else repr(text[:80])

@@ -1,0 +1,334 @@
+"""What a config may say: the sections of a TOML file, and which of their keys go together.
+
+What they mean is in `fpfl.config`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SkipValidation,
+    model_validator,
+)
+
+from fpfl.data.table_schema import TableSchema, declared_schema
+from fpfl.methods.base import Standin
+from fpfl.privacy.plan import Convention, Neighbours
+from fpfl.privacy.settings import Sampling
+from fpfl.server.selection import Rule
+from fpfl.training.defaults import ROUNDS
+from fpfl.training.models import SHALLOW
+from fpfl.users.precision import Precision
+
+VERSION = 1
+"""Of the config's format: a newer fpfl may read keys that this one does not know."""
+
+Kind = Literal["mmdm", "bmdm", "tran", "one-gradient"]
+
+SETTINGS: dict[Kind, tuple[str, ...]] = {
+    "mmdm": ("damping", "rate", "tolerance"),
+    "bmdm": ("rate", "tolerance"),
+    "tran": ("rate", "max_multiplier"),
+    "one-gradient": (
+        "damping",
+        "rate",
+        "tolerance",
+        "memory",
+        "spread",
+        "low",
+        "high",
+        "standin",
+    ),
+}
+"""Which keys of [method] each kind has; what is left out has the method's own default."""
+
+
+def _sensible(value: float) -> float:
+    """Refuse what leaves the range of 32-bit numbers, or whose square leaves that of 64 bits."""
+    if value and not 1e-30 <= abs(value) <= 1e30:
+        raise ValueError(f"{value:g} is beyond all sense; give 0, or a size from 1e-30 to 1e30")
+    return value
+
+
+Number = Annotated[float, AfterValidator(_sensible)]
+Whole = Annotated[int, Field(ge=-(2**53), le=2**53)]
+"""What a float holds exactly."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class SchemaConfig(_Section):
+    """The declared public schema of a file of one's own."""
+
+    classes: Whole | None = 2
+    label_range: tuple[Number, Number] | None = None
+    attributes: dict[str, list[str]] = {}
+    unknown: list[str] = []
+    samples_per_user: Number | None = None
+    population: Whole | None = None
+    feature_ranges: list[tuple[Number, Number]] | None = None
+
+
+class DataConfig(_Section):
+    """Where the data comes from: ``name = "adult"``, ``train`` (.npz), ``table`` or ``folder``.
+
+    An .npz file has the arrays ``features`` and ``labels``, and where they apply ``attributes``
+    (codes, one column for each declared attribute) and ``users``. A table is a CSV or Parquet file
+    with a schema of its own (``schema_file``, or here). A population folder has its schema with it
+    and is read lazily. ``test`` is of the same kind as the training data; of a table's users a
+    share may be ``held_out`` instead.
+    """
+
+    name: Literal["adult"] | None = None
+    normalise: Literal["paper", "ranges"] = "ranges"
+    attributes: list[Literal["sex", "race"]] = ["sex"]
+    users: Literal["poisson", "single"] = "poisson"
+    mean_samples: Number = Field(default=2.0, gt=0)
+    train: Path | None = None
+    table: Path | None = None
+    folder: Path | None = None
+    test: Path | None = None
+    held_out: Annotated[Number, Field(gt=0.0, lt=1.0)] | None = None
+    schema_file: Path | None = None
+    # Named so in the file; `schema` itself is taken in pydantic.
+    declared: SchemaConfig | None = Field(default=None, alias="schema")
+    # A table's, which is checked where tables are read.
+    columns: SkipValidation[TableSchema] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_schema(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        if "columns" in values:
+            raise ValueError("there is no key 'columns'; a table's schema is [data.schema]")
+        if "table" not in values or "schema" not in values:
+            return values
+        if not isinstance(values["schema"], dict):
+            raise ValueError(f"schema is {values['schema']!r}; expected a section, [data.schema]")
+        rest = {name: value for name, value in values.items() if name != "schema"}
+        return rest | {"columns": declared_schema(values["schema"])}
+
+    @model_validator(mode="after")
+    def _one_source(self) -> DataConfig:
+        sources = (self.name, self.train, self.table, self.folder)
+        if sum(source is not None for source in sources) != 1:
+            raise ValueError(
+                "give one of name = 'adult', train = 'FILE.npz', table = 'FILE.csv' (or .parquet) "
+                "and folder = 'POPULATION'"
+            )
+        if self.train is not None and self.declared is None:
+            raise ValueError("a file needs a declared [data.schema]: classes, attributes, ...")
+        if self.table is not None and (self.schema_file is None) == (self.columns is None):
+            raise ValueError(
+                "a table needs its declared schema: schema_file = 'FILE.toml' or [data.schema], "
+                "one of the two"
+            )
+        if self.test is not None and self.held_out is not None:
+            raise ValueError("give test = 'FILE' or held_out, a share of the users; not both")
+        others = {"normalise", "attributes", "mean_samples", "users"}
+        if self.name is not None:
+            others = {"test", "declared"}
+        elif self.folder is not None:
+            others.add("declared")  # the schema is in the folder
+        if self.table is None:
+            others |= {"schema_file", "held_out"}
+        lost = sorted(others & self.model_fields_set)
+        if lost:
+            raise ValueError(f"{lost} do not apply to this source of data; remove them")
+        if self.declared is not None and set(self.declared.unknown) - set(self.declared.attributes):
+            raise ValueError(f"unknown = {self.declared.unknown} names no declared attribute")
+        return self
+
+
+class ModelConfig(_Section):
+    """A perceptron's hidden layers."""
+
+    hidden: list[Annotated[Whole, Field(ge=1)]] = list(SHALLOW)
+
+
+class TrainingConfig(_Section):
+    """How to train; see ``fpfl.train``.
+
+    ``suggested`` fills in what is left out of rounds, learning rate, clip bounds and method by the
+    rules of ``fpfl.suggest``.
+    """
+
+    cohort: Whole
+    rounds: Whole
+    suggested: Annotated[bool, Field(strict=True)] = False
+    learning_rate: Number = 0.1
+    optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
+    normaliser: Literal["users", "samples"] | Number = "users"
+    samples_per_user: Whole | None = None
+    local_steps: Annotated[Whole, Field(ge=1)] = 1
+    local_learning_rate: Number | None = None
+    sampling: Sampling | None = None
+    selection: Rule | None = None
+    selection_window: Whole = 1
+    clip: Number | ClipConfig | None = None
+    seed: int | None = None
+    noise_seed: int | None = None
+    memory: Whole | None = None
+    precision: Precision = "float32"
+    device: str = Field(default="cpu", pattern=r"^(cpu|cuda|mps|xpu)(:[0-9]{1,3})?$")
+    checkpoint_every: Whole = 200
+
+    @model_validator(mode="before")
+    @classmethod
+    def _suggested_rounds(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("suggested") is True:
+            return {"rounds": ROUNDS, **values}
+        return values
+
+    @model_validator(mode="after")
+    def _local(self) -> TrainingConfig:
+        steps, rate = self.local_steps, self.local_learning_rate
+        if steps > 1 and rate is None:
+            raise ValueError(
+                f"local_steps = {steps} needs the step size of the users' own steps; add e.g. "
+                "local_learning_rate = 0.1"
+            )
+        if steps == 1 and rate is not None:
+            raise ValueError(
+                f"local_learning_rate = {rate:g} is for users who take several steps of their own, "
+                "and local_steps is 1; raise local_steps, or remove local_learning_rate"
+            )
+        return self
+
+
+class ClipConfig(_Section):
+    """Clip bounds in blocks; see ``Clipping``."""
+
+    bound: Number
+    counts: Number | None = None
+    selection: Number = 2.0
+    counts_share: Number = 0.15
+    selection_share: Number = 0.05
+    clipped_share: Number | None = None
+
+
+class ConstraintConfig(_Section):
+    """What must be equal between groups."""
+
+    kind: str
+    by: list[str | list[str]] = []
+    tolerance: Number = 0.02
+
+
+class MethodConfig(_Section):
+    """How it is enforced.
+
+    TOML has no word for None: ``tolerance = "constraint"`` is the constraint's own α, and
+    ``spread = "none"`` treats all groups alike.
+    """
+
+    kind: Kind = "mmdm"
+    damping: Number | None = None
+    rate: Number | None = None
+    tolerance: Number | Literal["constraint"] | None = None
+    max_multiplier: Number | None = None
+    memory: Number | None = None
+    spread: Number | Literal["none"] | None = None
+    low: Number | None = None
+    high: Number | None = None
+    standin: Standin | None = None
+
+    @model_validator(mode="after")
+    def _own_keys(self) -> MethodConfig:
+        own = SETTINGS[self.kind]
+        lost = sorted(self.model_fields_set - {"kind", *own})
+        if lost:
+            raise ValueError(
+                f"{', '.join(lost)} {'is' if len(lost) == 1 else 'are'} no setting of kind = "
+                f"'{self.kind}', which has {', '.join(own)}; remove what does not belong to it, or "
+                "choose another kind"
+            )
+        return self
+
+
+class PrivacyConfig(_Section):
+    """How private it is to be; see ``Privacy``."""
+
+    epsilon: Number | None = None
+    # With less noise than that the accountants run out of numbers for ε.
+    noise_multiplier: Annotated[Number, Field(ge=1e-3)] | None = None
+    delta: Number | None = None
+    clip: Number | ClipConfig = 1.0
+    convention: Convention = "poisson"
+    neighbours: Neighbours | None = None
+    population: Whole | None = None
+    max_participations: Whole | None = None
+    budget: Number | None = None
+    ledger: Path | None = None
+
+
+class Config(_Section):
+    """A whole training."""
+
+    version: int = VERSION
+    data: DataConfig
+    model: ModelConfig = ModelConfig()
+    training: TrainingConfig
+    constraint: ConstraintConfig | None = None
+    method: MethodConfig | None = None
+    privacy: PrivacyConfig | None = None
+
+    @model_validator(mode="after")
+    def _together(self) -> Config:
+        t = self.training
+        kind = self.method.kind if self.method else ("one-gradient" if t.suggested else "mmdm")
+        if t.local_steps > 1 and self.constraint is not None and kind != "one-gradient":
+            raise ValueError(
+                f"training.local_steps = {t.local_steps} does not go with method.kind = '{kind}', "
+                "whose users send gradients at the model that they are given; use kind = "
+                "'one-gradient', or remove local_steps"
+            )
+        if t.suggested:
+            self._check_suggested(kind)
+        return self
+
+    def _check_suggested(self, kind: Kind) -> None:
+        """Refuse what the rules for settings do not cover."""
+        said = "training.suggested = true"
+        t, p = self.training, self.privacy
+        if self.constraint is None:
+            raise ValueError(
+                f"{said} is for training under a constraint, and there is none; add a [constraint] "
+                "section, or give the settings yourself"
+            )
+        if p is None:
+            raise ValueError(
+                f"{said} chooses settings by the noise, and there is none; add a [privacy] section "
+                "with epsilon or noise_multiplier, or give the settings yourself"
+            )
+        if kind != "one-gradient":
+            raise ValueError(
+                f"{said} is for method.kind = 'one-gradient', and it is '{kind}'; leave [method] "
+                "out, or give the settings yourself"
+            )
+        if "learning_rate" in t.model_fields_set:
+            return
+        for name, given, expected in (
+            ("training.optimizer", t.optimizer, "sgd"),
+            ("training.normaliser", t.normaliser, "users"),
+        ):
+            if given != expected:
+                raise ValueError(
+                    f"{said} knows a learning rate for {name} = '{expected}', and it is "
+                    f"{given!r}; give learning_rate, or leave {name} out"
+                )
+        if "clip" in p.model_fields_set and not (isinstance(p.clip, ClipConfig) and p.clip.counts):
+            raise ValueError(
+                f"{said} knows a learning rate where counts have a clip bound of their own, and "
+                "privacy.clip has none; leave clip out, give clip = { bound = ..., counts = ... }, "
+                "or give learning_rate"
+            )

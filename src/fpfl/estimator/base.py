@@ -1,0 +1,265 @@
+"""What the scikit-learn estimators have in common: from rows to a call of `fpfl.train`."""
+
+from __future__ import annotations
+
+import copy
+import os
+import tempfile
+import warnings
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fpfl.data.federated import FederatedDataset
+from fpfl.data.schema import Schema
+from fpfl.estimator.data import (
+    LIMIT,
+    Network,
+    Scaling,
+    check_columns,
+    check_order,
+    chosen_constraint,
+    ledger_of,
+    named_constraint,
+    network,
+    sensitive_columns,
+    user_numbers,
+    whole,
+)
+from fpfl.fairness.constraints import Constraint
+from fpfl.methods import Method
+from fpfl.privacy.accounting import Neighbours
+from fpfl.privacy.conventions import BudgetExhaustedError
+from fpfl.privacy.settings import Clipping, Privacy
+from fpfl.runs.folder import RunFolder
+from fpfl.training import FpflWarning, train
+from fpfl.training.defaults import (
+    PLAIN_ROUNDS,
+    ROUNDS,
+    chosen_clip,
+    chosen_cohort,
+    chosen_method,
+    chosen_rate,
+)
+from fpfl.training.models import SHALLOW
+from fpfl.training.run import Run
+from fpfl.training.spec import check_numbers, public_normaliser
+from fpfl.users import task
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+    from sklearn.utils import check_random_state
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted, validate_data
+except ImportError as error:
+    raise ImportError(
+        "FairPrivateClassifier and FairPrivateRegressor need scikit-learn 1.6 or later, which is "
+        "not installed: pip install 'fpfl[sklearn]'"
+    ) from error
+
+# What is scikit-learn's comes from here, where its absence is explained.
+__all__ = [
+    "ClassifierMixin",
+    "FairPrivateBase",
+    "RegressorMixin",
+    "check_classification_targets",
+    "validate_data",
+]
+
+
+class FairPrivateBase(BaseEstimator):
+    """What both estimators share: from arguments to one call of `fpfl.train`, and back."""
+
+    def __init__(
+        self,
+        *,
+        constraint: str | Constraint | None = None,
+        tolerance: float | None = None,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        hidden: Sequence[int] = SHALLOW,
+        model: Network | None = None,
+        cohort: int | None = None,
+        rounds: int | None = None,
+        learning_rate: float | None = None,
+        clip: float | Clipping | None = None,
+        method: Method | None = None,
+        normaliser: Literal["users", "samples"] | float = "users",
+        feature_range: Any = None,
+        ledger: str | os.PathLike[str] | None = None,
+        random_state: Any = None,
+        verbose: int = 0,
+    ) -> None:
+        self.constraint = constraint
+        self.tolerance = tolerance
+        self.epsilon = epsilon
+        self.delta = delta
+        self.hidden = hidden
+        self.model = model
+        self.cohort = cohort
+        self.rounds = rounds
+        self.learning_rate = learning_rate
+        self.clip = clip
+        self.method = method
+        self.normaliser = normaliser
+        self.feature_range = feature_range
+        self.ledger = ledger
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def _fit(
+        self,
+        rows: Any,
+        X: NDArray[np.float64],
+        labels: NDArray[Any],
+        sensitive_features: Any,
+        users: Any,
+        *,
+        classes: tuple[str, ...] | None = None,
+        label_range: tuple[float, float] | None = None,
+    ) -> Self:
+        """Train on checked rows; ``rows`` are those that were given, which may have an index."""
+        population, neighbours = ledger_of(self.ledger, private=self.epsilon is not None)
+        for name, given in (("sensitive_features", sensitive_features), ("users", users)):
+            check_order(rows, given, name)
+        attributes, codes = sensitive_columns(
+            sensitive_features, len(X), wanted=self.constraint is not None
+        )
+        # Where it is hidden who takes part, nobody is told that there are more than declared.
+        most = None if neighbours == "add-remove" else population
+        numbers = user_numbers(users, len(X), most)
+        seen = int(numbers.max()) + 1
+        names = getattr(self, "feature_names_in_", None)
+        schema = Schema(
+            shape=(X.shape[1],),
+            classes=None if classes is None else len(classes),
+            class_names=classes,
+            label_range=label_range,
+            attributes=attributes,
+            feature_names=None if names is None else tuple(map(str, names)),
+            population=population,
+            samples_per_user=len(X) / (population or seen),
+        )
+        constraint = chosen_constraint(self.constraint, self.tolerance, schema)
+        scaling = Scaling.of(X, self.feature_range, private=self.epsilon is not None)
+        if self.epsilon is not None and scaling.ranges is None:
+            warnings.warn(
+                "epsilon was given without feature_range: features are used as they are, clamped "
+                f"to [-{LIMIT:g}, {LIMIT:g}], for scaling them by what the data shows would cost "
+                "privacy that nobody counts. Give feature_range, public (low, high) pairs",
+                FpflWarning,
+                stacklevel=3,
+            )
+        data = FederatedDataset.from_samples(scaling(X), labels, codes, schema, numbers)
+        with warnings.catch_warnings():
+            # They are the caller's to see, not about a line of this file: repeated below.
+            warnings.simplefilter("ignore", FpflWarning)
+            run = self._train(data, constraint, neighbours)
+        for note in (*run.warnings, *([run.stopped] if run.stopped else [])):
+            if run.history:
+                warnings.warn(note, FpflWarning, stacklevel=3)
+        if not run.history:
+            spent = self.ledger is not None and "diverged" not in str(run.stopped)
+            kind = BudgetExhaustedError if spent else RuntimeError
+            raise kind(f"not one round was run, so there is no model: {run.stopped}")
+        self.run_, self.privacy_, self.n_iter_ = run, run.privacy, len(run.history)
+        self.schema_ = schema
+        self._scaling, self._own = scaling, self.model is None
+        self._named: Any = None
+        if isinstance(self.constraint, str) and constraint is not None:
+            self._named = (self.constraint, constraint.tolerance)
+        return self
+
+    def _train(
+        self, data: FederatedDataset, constraint: Constraint | None, neighbours: Neighbours | None
+    ) -> Run:
+        """Settle what was left open and call ``fpfl.train``."""
+        schema, seed = data.schema, None
+        rounds = whole(self.rounds)
+        if rounds is None:
+            rounds = PLAIN_ROUNDS if self.epsilon is None and constraint is None else ROUNDS
+        if self.random_state is not None:
+            seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        cohort = chosen_cohort(data.K) if self.cohort is None else whole(self.cohort)
+        check_numbers(data.K, cohort, rounds, None, 1.0)
+        privacy = None
+        if self.epsilon is not None:
+            clip = chosen_clip(self.clip, constraint, schema)
+            privacy = Privacy(self.epsilon, None, clip, self.delta, neighbours=neighbours)
+        rate = self.learning_rate
+        if rate is None:
+            rate = chosen_rate(privacy, constraint, schema, data.K, cohort, rounds)
+            # The rules are for gradients divided by m; this is the same step for any divisor.
+            rate *= public_normaliser(self.normaliser, cohort, schema) / cohort
+        method = self.method
+        if constraint is not None and method is None:
+            method = chosen_method(constraint, private=privacy is not None)
+        with ExitStack() as stack:
+            callbacks = []
+            if self.verbose:
+                from fpfl.callbacks.progress import progress
+
+                callbacks.append(stack.enter_context(progress(type(self).__name__, rounds)))
+            folder = None
+            if self.ledger is not None:
+                # Charges of a population are made with a run folder; what is kept of it is them.
+                place = stack.enter_context(tempfile.TemporaryDirectory(prefix="fpfl-"))
+                folder = RunFolder(Path(place) / "run", ledger=Path(self.ledger))
+            return train(
+                network(self.model, self.hidden, schema, seed),
+                data,
+                cohort=cohort,
+                rounds=rounds,
+                constraint=constraint,
+                method=method,
+                privacy=privacy,
+                clip=None if privacy else self.clip,
+                learning_rate=rate,
+                normaliser=self.normaliser,
+                # The best of many cohorts is a lucky one where there is nothing else to judge by.
+                selection="average" if constraint is None else None,
+                seed=seed,
+                folder=folder,
+                callbacks=callbacks,
+            )
+
+    def _outputs(self, X: Any) -> Tensor:
+        """What the network returns for rows, as `fpfl.users.task` takes it."""
+        check_is_fitted(self)
+        check_columns(X)
+        rows = validate_data(self, X, dtype=np.float64, reset=False)
+        module = self.run_.model
+        if self._own:
+            # In double precision, a row's outcome does not depend on the rows beside it.
+            module = copy.deepcopy(module).double()
+        parameter = next(module.parameters())
+        features = torch.from_numpy(self._scaling(rows)).to(parameter.device, parameter.dtype)
+        with torch.no_grad():
+            pieces = [module(piece) for piece in torch.split(features, 8192)]
+        return task.flatten_output(torch.cat(pieces), self.schema_).double().cpu()
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.non_deterministic = self.epsilon is not None
+        return tags
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(super().__getstate__())
+        if state.get("_named"):
+            # Its rates are functions that no pickle holds; it is made anew from its name.
+            state["run_"] = replace(state["run_"], constraint=None)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if self.__dict__.get("_named"):
+            name, tolerance = self._named
+            made = named_constraint(name, tolerance, self.schema_)
+            self.run_ = replace(self.run_, constraint=made)

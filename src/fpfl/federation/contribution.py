@@ -1,0 +1,257 @@
+r"""What a node sends for a round: its sampled users' whole numbers, added up, and its noise.
+
+    Σ_{k sampled here} z^k + noise    (mod 2³²),    z^k = the encoded, clipped vector of user k
+
+Every user has a coin of its own, which shows with probability exactly m/K and is told to nobody,
+however many users there are. A node where nobody is sampled sends its noise alone, and looks the
+same from outside. So does one whose files cannot be read at all: an error would say something about
+the data, and it stays on the node. A sample that is not what was declared is its user's matter
+alone: that user sends zero, and the others what they always do.
+
+The time that an answer takes is seen, too. A node where nobody is sampled computes somebody all the
+same and throws it away, so that one with a single user always does the same work. On a node with
+many the time still grows with how many are sampled: `Agreement.hold` keeps every answer back until
+it is over for all.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fpfl.aggregation.clipping import DenseRows, clip
+from fpfl.aggregation.encoding import in_ring, system_uniform
+from fpfl.aggregation.noise import discrete_gaussian
+from fpfl.data.checks import checked_by_user
+from fpfl.data.federated import FederatedDataset
+from fpfl.fairness.totals import Weights
+from fpfl.federation.agreement import Agreement
+from fpfl.numerics.randomness import RoundStreams, derived_seed, hashed
+from fpfl.privacy.sampling import PoissonSampling
+from fpfl.users.engine import CohortEngine
+
+log = logging.getLogger("fpfl.federation")
+
+Loader = Callable[[], FederatedDataset]
+
+
+class Chance(Protocol):
+    """Where a node's randomness comes from."""
+
+    def sampled(self, users: int, agreement: Agreement, round: int) -> NDArray[np.int64]:
+        """Which of the node's users take part, by their own coins."""
+        ...
+
+    def uniform(self, count: int) -> NDArray[np.float64]:
+        """Numbers from [0, 1), for rounding."""
+        ...
+
+    def noise(self, size: int, bits: int, round: int) -> NDArray[np.int64]:
+        """The node's share of noise, of deviation 2^bits."""
+        ...
+
+
+@dataclass(frozen=True)
+class SystemChance:
+    """The operating system's randomness, and exact samplers on it."""
+
+    def sampled(self, users: int, agreement: Agreement, round: int) -> NDArray[np.int64]:
+        """See `Chance`. A whole number below K is below m with probability m/K, exactly."""
+        m, K = agreement.cohort, agreement.population
+        return np.array([k for k in range(users) if secrets.randbelow(K) < m], dtype=np.int64)
+
+    def uniform(self, count: int) -> NDArray[np.float64]:
+        """See `Chance`."""
+        return system_uniform(count)
+
+    def noise(self, size: int, bits: int, round: int) -> NDArray[np.int64]:
+        """See `Chance`."""
+        return discrete_gaussian(size, os.urandom, bits)
+
+
+@dataclass(frozen=True)
+class TestChance:
+    """Coins and noise from a seed, to compare with a simulation: NOT PRIVATE.
+
+    The cohort is the one that ``fpfl.train`` draws with the same seed, of users numbered through
+    all nodes: this node's begin with ``first``.
+    """
+
+    seed: int
+    node: int
+    first: int
+    _rounding: np.random.Generator = field(init=False, repr=False, compare=False)
+
+    __test__ = False  # not one of pytest's
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_rounding", np.random.default_rng([self.seed, self.node]))
+
+    def sampled(self, users: int, agreement: Agreement, round: int) -> NDArray[np.int64]:
+        """See `Chance`."""
+        sampling = PoissonSampling(agreement.population, agreement.cohort)
+        drawn = sampling.draw(RoundStreams(self.seed, "cohorts").of(round)) - self.first
+        return np.asarray(drawn[(drawn >= 0) & (drawn < users)])
+
+    def uniform(self, count: int) -> NDArray[np.float64]:
+        """See `Chance`."""
+        return self._rounding.random(count)
+
+    def noise(self, size: int, bits: int, round: int) -> NDArray[np.int64]:
+        """See `Chance`; the same again for the same seed, node and round."""
+        key = hashed(derived_seed(self.seed, "noise"), self.node, round)
+        normal = np.random.default_rng(key).standard_normal(size)
+        return np.asarray(np.round(normal * 2.0**bits), dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """Makes a node's vectors.
+
+    Parameters
+    ----------
+    agreement
+        What was agreed.
+    load
+        Reads the node's users; called once, when it is needed.
+    chance
+        Where randomness comes from.
+    """
+
+    agreement: Agreement
+    load: Loader
+    chance: Chance
+
+    def vector(self, round: int, w: Tensor, weights: Weights | None) -> NDArray[np.uint32]:
+        """The node's whole numbers for a round at w, with its noise."""
+        begun = time.monotonic()
+        size, bits = self.agreement.encoding.size, self.agreement.bits
+        total = np.zeros(size, dtype=np.int64)
+        try:
+            total += self._users(round, w, weights)
+        except Exception:
+            # Whatever it is: that data here is bad, or missing, is this node's to know.
+            log.exception("round %d: the data of this node cannot be used; it sends zero", round)
+        if bits is not None:
+            total += self.chance.noise(size, bits, round)
+        left = self.agreement.hold - (time.monotonic() - begun)
+        if left > 0:
+            time.sleep(left)
+        elif self.agreement.hold:
+            log.warning(
+                "round %d: this took longer than the %g s that answers are held back for, and the "
+                "server can see it: agree on more",
+                round, self.agreement.hold,
+            )  # fmt: skip
+        return in_ring(total)
+
+    def _users(self, round: int, w: Tensor, weights: Weights | None) -> NDArray[np.int64]:
+        agreement = self.agreement
+        with checked_by_user():  # one user's bad sample must not take the others away
+            data = replace(self.load(), checked=False)
+        _check(data, agreement)
+        engine = agreement.engine(data)
+        everybody = np.arange(data.population, dtype=np.int64)
+        if not len(everybody):
+            return np.zeros(agreement.encoding.size, dtype=np.int64)
+        picked = agreement.privacy is not None and agreement.privacy.convention == "picked"
+        users = everybody if picked else self.chance.sampled(data.population, agreement, round)
+        total = np.zeros(agreement.encoding.size, dtype=np.int64)
+        key = secrets.randbelow(2**63)  # for samples and dropout
+        # Somebody is computed for the time it takes alone: nobody's data gets into the sum.
+        chosen = users if len(users) else everybody[secrets.randbelow(len(everybody)) :][:1]
+        try:
+            found = self._summed(engine, round, w, chosen, key, weights)
+            return total + found if len(users) else total
+        except Exception:
+            log.exception("round %d: not all users can be computed together", round)
+        if len(users) <= 1:
+            return total
+        for user in users:
+            try:
+                total += self._summed(engine, round, w, np.array([user]), key, weights)
+            except Exception:
+                log.exception("round %d: the data of one user cannot be used; it sends zero", round)
+        return total
+
+    def _summed(
+        self,
+        engine: CohortEngine,
+        round: int,
+        w: Tensor,
+        users: NDArray[np.int64],
+        key: int,
+        weights: Weights | None,
+    ) -> NDArray[np.int64]:
+        agreement = self.agreement
+        total = np.zeros(agreement.encoding.size, dtype=np.int64)
+        for rows in engine.statistics(w, users, key, weights=weights):
+            clipped = clip(DenseRows(rows.dense(), agreement.layout.slices), agreement.rules)
+            whole = agreement.encoding.encoded(clipped, round, self.chance.uniform)
+            total += whole.sum(dim=0).numpy()
+        return total
+
+
+def _check(data: FederatedDataset, agreement: Agreement) -> None:
+    """Refuse data that is not what the agreement's schema says; stays on the node."""
+    mine, agreed = data.schema, agreement.schema
+    names = ("shape", "classes", "label_range", "attributes")
+    wrong = [name for name in names if getattr(mine, name) != getattr(agreed, name)]
+    if wrong:
+        raise ValueError(
+            f"the data's schema has another {' and '.join(wrong)} than was agreed: "
+            f"{[getattr(mine, name) for name in wrong]}"
+        )
+
+
+def broadcast(w: Tensor, weights: Weights | None) -> dict[str, bytes | float]:
+    """What the server sends beside a round's shares: the model, and weights where there are."""
+    said: dict[str, bytes | float] = {"w": _bytes(w)}
+    if weights is not None:
+        said |= {
+            "groups": _bytes(weights.groups),
+            "overall": _bytes(weights.overall),
+            "low": float(weights.low),
+            "high": float(weights.high),
+        }
+    return said
+
+
+def received(said: dict[str, object], agreement: Agreement) -> tuple[Tensor, Weights | None]:
+    """The model and the weights of a broadcast; what is not of the agreed shape is refused."""
+    layout = agreement.layout
+    like = agreement.flat.vector()
+    w = _tensor(said, "w", (layout.parameters,), like)
+    if "groups" not in said:
+        return w, None
+    rates, groups = len(layout.rates), len(layout.groups)
+    low, high = (float(said[name]) for name in ("low", "high"))  # type: ignore[arg-type]
+    return w, Weights(
+        _tensor(said, "groups", (rates, groups), like),
+        _tensor(said, "overall", (rates,), like),
+        low,
+        high,
+    )
+
+
+def _bytes(numbers: Tensor) -> bytes:
+    return bytes(numbers.detach().cpu().double().numpy().astype("<f8").tobytes())
+
+
+def _tensor(said: dict[str, object], name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    data = said.get(name)
+    count = int(np.prod(shape))
+    if not isinstance(data, bytes) or len(data) != 8 * count:
+        raise ValueError(f"{name!r} must be {count} numbers of 8 bytes")
+    numbers = np.frombuffer(data, dtype="<f8").reshape(shape)
+    return torch.from_numpy(numbers.copy()).to(like.dtype)

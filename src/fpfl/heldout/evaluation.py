@@ -1,0 +1,123 @@
+"""The front door of private evaluation."""
+
+from __future__ import annotations
+
+import math
+
+from torch import nn
+
+from fpfl.aggregation import NoiseSource
+from fpfl.data.federated import FederatedDataset
+from fpfl.data.schema import Schema
+from fpfl.fairness.constraints import Constraint
+from fpfl.heldout.estimates import Cells
+from fpfl.heldout.plan import HeldoutPlan
+from fpfl.heldout.result import PrivateEvaluation
+from fpfl.privacy.assumptions import check_declared
+from fpfl.privacy.gaussian import gaussian_noise_multiplier
+from fpfl.privacy.plan import Block, Neighbours, PrivacyPlan
+from fpfl.privacy.settings import JOINT
+
+
+def plan_heldout(
+    schema: Schema,
+    *,
+    population: int,
+    constraint: Constraint,
+    epsilon: float,
+    delta: float | None = None,
+    bound: float | None = None,
+    confidence: float = 0.95,
+    neighbours: Neighbours = "zero-out",
+) -> HeldoutPlan:
+    """Plan a private evaluation: all that is public, before any data is touched.
+
+    Parameters
+    ----------
+    schema
+        The held-out users' declared schema.
+    population
+        K: how many users are held out.
+    constraint
+        Whose rates, groups and tolerance the verdict is about.
+    epsilon, delta
+        The budget of the evaluation; δ is 1/(10 K) when it is not given.
+    bound
+        B: how many samples one user weighs at most; the schema's ``samples_per_user`` when it is
+        not given. The noise grows with it, and so do the intervals, which allow for users whose B
+        samples are all alike: what most users have, or less, is a good choice.
+    confidence
+        Of the intervals.
+    neighbours
+        What one user may change: ``"zero-out"``, ``"add-remove"`` or ``"replace-one"`` (which
+        takes twice the noise).
+    """
+    schema.check_declared()
+    constraint.check(schema.classes, schema.label_range)
+    weight = schema.samples_per_user if bound is None else bound
+    if weight is None or not (math.isfinite(weight) and weight > 0):
+        raise ValueError(
+            f"bound is {bound} and the schema declares samples_per_user = "
+            f"{schema.samples_per_user}; give as bound how many samples one user may weigh, e.g. 2"
+        )
+    if not 0.0 < confidence < 1.0:
+        raise ValueError(f"confidence is {confidence}; it must be between 0 and 1, e.g. 0.95")
+    if population < 1:
+        raise ValueError(f"population is {population}; give how many users are held out")
+    cells = Cells(schema, constraint)
+    noise = gaussian_noise_multiplier(
+        epsilon,
+        1,
+        1 / (10 * population) if delta is None else delta,
+        sensitivity=2.0 if neighbours == "replace-one" else 1.0,
+    )
+    privacy = PrivacyPlan(
+        population=population,
+        cohort=population,
+        rounds=1,
+        noise_multiplier=noise,
+        blocks=[Block(JOINT, weight * cells.length)],
+        convention="poisson",  # with a cohort of all users: everyone takes part for certain
+        neighbours=neighbours,
+        delta=delta,
+    )
+    return HeldoutPlan(cells, float(weight), confidence, privacy)
+
+
+def evaluate_privately(
+    model: nn.Module,
+    data: FederatedDataset,
+    *,
+    constraint: Constraint,
+    epsilon: float,
+    delta: float | None = None,
+    bound: float | None = None,
+    confidence: float = 0.95,
+    neighbours: Neighbours = "zero-out",
+    noise: NoiseSource | None = None,
+) -> PrivateEvaluation:
+    """Release counts of held-out users once, under a budget of their own, and judge by them.
+
+    Parameters
+    ----------
+    model
+        It returns logits (or numbers in units of the label range), as for training.
+    data
+        The held-out users: other people than the training users, or the two prices add up.
+    constraint, epsilon, delta, bound, confidence, neighbours
+        As in :func:`plan_heldout`.
+    noise
+        Where the noise comes from; the operating system's randomness when it is not given.
+    """
+    check_declared(neighbours, data.schema.population is not None)
+    plan = plan_heldout(
+        data.schema,
+        population=data.K,
+        constraint=constraint,
+        epsilon=epsilon,
+        delta=delta,
+        bound=bound,
+        confidence=confidence,
+        neighbours=neighbours,
+    )
+    return plan.release(model, data, noise)

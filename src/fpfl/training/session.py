@@ -1,0 +1,487 @@
+"""From settled settings to a finished run, whoever computes the users' vectors and adds them up.
+
+A simulation (`fpfl.train`) and a federation over a network (`fpfl.federation`) come here with the
+same things settled, and with something that can ``release`` a round.
+
+``fpfl.train``: one call from a model and a population to a fair, private model.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fpfl.aggregation.noise import SeededNoise, SystemNoise
+from fpfl.aggregation.sums import ThirdParty
+from fpfl.data.federated import FederatedDataset
+from fpfl.data.schema import Schema
+from fpfl.fairness.constraints import Constraint
+from fpfl.methods import Broadcasting, Method
+from fpfl.numerics.randomness import RoundStreams
+from fpfl.privacy.assumptions import Aggregation, check_declared
+from fpfl.privacy.settings import Clipping, Privacy, Sampling
+from fpfl.privacy.spending import Spending
+from fpfl.runs.fingerprints import data_fingerprint
+from fpfl.runs.folder import RunFolder, as_run_folder, look
+from fpfl.runs.resume import Kept, begun_with, noise_kept, opened, statement
+from fpfl.server.events import Training, Watching, parts_of
+from fpfl.server.loop import Callback, Federation, OptimizerFactory, ServerSettings, begin, serve
+from fpfl.server.ranks import Ranks
+from fpfl.server.selection import Rule
+from fpfl.server.simulation import Simulation
+from fpfl.training.run import Run, with_parameters
+from fpfl.training.spec import (
+    Noisy,
+    check_broadcasting,
+    check_settings,
+    check_types,
+    check_words,
+    chosen_clipping,
+    chosen_method,
+    chosen_sampling,
+    count_noise,
+    drowned_notes,
+    fingerprint,
+    memory_budget,
+    plain_optimizer,
+    plain_value,
+    prepared,
+    public_normaliser,
+    smallest_count,
+)
+from fpfl.users import isolation as company
+from fpfl.users.engine import CohortEngine
+from fpfl.users.flat import FlatModel
+from fpfl.users.layout import Layout
+from fpfl.users.local import FederatedAveraging
+from fpfl.users.precision import Precision
+
+__all__ = ["FpflWarning", "train"]
+
+
+class FpflWarning(UserWarning):
+    """Something about a run that its user should know."""
+
+
+class RunNote(FpflWarning):
+    """What is also in the finished run's ``warnings``, or why it stopped."""
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What is settled before the first round.
+
+    Parameters
+    ----------
+    flat, schema
+        The model, and what its data looks like.
+    layout, noisy
+        What is released, and with how much noise.
+    constraint, method, clipping, privacy, optimizer
+        As given, or chosen.
+    server
+        What the server's loop needs.
+    settings
+        All that was asked for, as plain values.
+    aggregation
+        How a federation adds up; None for a simulation.
+    """
+
+    flat: FlatModel
+    schema: Schema
+    layout: Layout
+    noisy: Noisy
+    constraint: Constraint | None
+    privacy: Privacy | None
+    optimizer: OptimizerFactory | None
+    server: ServerSettings
+    settings: dict[str, Any]
+    aggregation: Aggregation | None = None
+
+    @classmethod
+    def of(
+        cls,
+        flat: FlatModel,
+        schema: Schema,
+        layout: Layout,
+        noisy: Noisy,
+        *,
+        population: int,
+        cohort: int,
+        rounds: int,
+        constraint: Constraint | None,
+        method: Method,
+        privacy: Privacy | None,
+        clipping: Clipping | None,
+        learning_rate: float,
+        optimizer: OptimizerFactory | None,
+        normaliser: Any,
+        selection: Rule,
+        selection_window: int,
+        aggregation: Aggregation | None = None,
+        **more: Any,
+    ) -> Settled:
+        """Settle what follows from arguments that were checked; ``more`` are further settings."""
+        if privacy is not None:
+            schema.check_declared()
+        server = ServerSettings(
+            layout=layout,
+            method=method,
+            optimizer=optimizer or (lambda w: torch.optim.SGD(w, lr=learning_rate)),
+            rounds=rounds,
+            normaliser=public_normaliser(normaliser, cohort, schema),
+            tolerance=constraint.tolerance if constraint else 0.0,
+            smallest_count=smallest_count(noisy, layout),
+            count_noise=count_noise(noisy, layout),
+            selection=selection,
+            selection_window=selection_window,
+        )
+        settings = {
+            "cohort": cohort,
+            "rounds": rounds,
+            "population": population,
+            "constraint": constraint.name if constraint else None,
+            "tolerance": constraint.tolerance if constraint else None,
+            "method": plain_value(method),
+            "privacy": plain_value(privacy),
+            "clip": plain_value(clipping),
+            "learning_rate": learning_rate if optimizer is None else None,
+            "normaliser": server.normaliser,
+            "optimizer": None if optimizer is None else plain_optimizer(optimizer),
+            "selection": selection,
+            "selection_window": selection_window,
+            "layout": plain_value(layout),
+            **more,
+        }
+        return cls(
+            flat, schema, layout, noisy, constraint, privacy, optimizer, server, settings,
+            aggregation,
+        )  # fmt: skip
+
+
+def conduct(
+    settled: Settled,
+    w: Tensor,
+    federation: Callable[[Kept | None], Federation],
+    *,
+    where: RunFolder | None,
+    data: str,
+    seeds: tuple[Any, ...],
+    ranks: Ranks,
+    callbacks: Sequence[Callback] = (),
+    notes: tuple[str, ...] = (),
+) -> Run:
+    """Open or go on with the run's folder, run all rounds, and say what came out.
+
+    Parameters
+    ----------
+    settled
+        What was settled.
+    w
+        The initial parameters.
+    federation
+        Makes what releases rounds, given what is kept of the run.
+    where
+        The run folder, if there is one.
+    data
+        A fingerprint of the data; empty where nobody has it all.
+    seeds
+        (seed of the cohorts, seed of the noise, whatever else moves a seeded run's bits).
+    ranks
+        The processes that share the work.
+    callbacks
+        Told of the beginning, of every round and of the end, in the first process.
+    notes
+        What is to be said about the run besides.
+    """
+    seed, noise_seed, *_ = seeds
+    plan, server = settled.noisy.plan, settled.server
+    kept = None
+    if where is not None:
+        begun = begun_with(
+            where, settled.settings, seeds, settled.flat.module, data, settled.schema,
+            settled.constraint, settled.optimizer, plan, settled.privacy,
+        )  # fmt: skip
+        kept = opened(where, begun, begin(w, server), ranks)
+    watching = Watching(callbacks if ranks.first else (), ranks)
+    with ExitStack() as stack:
+        stack.enter_context(watching)
+        if kept and kept.journal:
+            # Closed before anybody is told how it went.
+            stack.callback(kept.journal.close)
+        if ranks.first:
+            watching.begin(_training(settled, kept))
+        outcome = serve(
+            federation(kept),
+            w,
+            server,
+            (watching,),
+            kept.past.state if kept else None,
+            kept.journal if kept else None,
+        )
+        notes += drowned_notes(outcome.history, settled.noisy, settled.layout, server.selection)
+        notes += kept.past.notes if kept else ()
+        for note in (*notes, *([outcome.stopped] if outcome.stopped else [])):
+            warnings.warn(note, RunNote, stacklevel=3)
+        ledger = None
+        if kept and where:
+            ledger = kept.journal.ledger if kept.journal else look(where.path)
+        seeded_cohorts = seed is not None or (kept is not None and kept.seeded_cohorts)
+        run = Run(
+            model=with_parameters(settled.flat, outcome.w),
+            history=outcome.history,
+            privacy=statement(
+                plan,
+                ledger,
+                noise_seed is not None,
+                seeded_cohorts,
+                settled.aggregation,
+                size=settled.layout.size,
+                # A federation's K is in its agreement, before there is any data.
+                declared=settled.settings.get("population_declared", settled.aggregation and True),
+            ),
+            selected=outcome.selected,
+            constraint=settled.constraint,
+            stopped=outcome.stopped,
+            warnings=notes,
+            settings=settled.settings,
+        )
+        if kept and kept.journal:
+            run.save(kept.journal.folder)
+            kept.journal.ledger.finish(len(outcome.history), outcome.stopped)
+    watching.end(run)
+    return run
+
+
+def _training(settled: Settled, kept: Kept | None) -> Training:
+    """What callbacks are told before the first round."""
+    plan, rounds = settled.noisy.plan, settled.server.rounds
+    ledger = kept.journal.ledger if kept and kept.journal else None
+    return Training(
+        settings=settled.settings,
+        schema=settled.schema,
+        layout=settled.layout,
+        parts=parts_of(settled.layout, plan, settled.noisy.noise_stddev),
+        plan=plan,
+        spending=None if plan is None else Spending(plan, ledger),
+        first=kept.past.state.round + 1 if kept else 1,
+        rounds=rounds,
+        fresh=kept.past.next_round if kept else 1,
+    )
+
+
+def train(
+    model: nn.Module,
+    data: FederatedDataset,
+    *,
+    cohort: int,
+    rounds: int,
+    constraint: Constraint | None = None,
+    method: Method | None = None,
+    privacy: Privacy | None = None,
+    clip: float | Clipping | None = None,
+    sampling: Sampling | None = None,
+    learning_rate: float = 0.1,
+    optimizer: OptimizerFactory | None = None,
+    normaliser: Literal["users", "samples"] | float = "users",
+    samples_per_user: int | None = None,
+    local: FederatedAveraging | None = None,
+    selection: Rule | None = None,
+    selection_window: int = 1,
+    seed: int | None = None,
+    noise_seed: int | None = None,
+    memory: int | None = None,
+    precision: Precision = "float32",
+    device: torch.device | str | None = None,
+    folder: str | Path | RunFolder | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Run:
+    """Train a model on a population of users, fairly and privately as asked.
+
+    Parameters
+    ----------
+    model
+        Any ``nn.Module`` without layers that mix samples, returning logits. It is not changed.
+    data
+        The population; with single-sample users this is central training.
+    cohort, rounds
+        m users in each of T rounds.
+    constraint
+        What must be equal between groups, e.g. ``fpfl.fnr_parity("sex", tolerance=0.02)``.
+    method
+        How it is enforced; ``MMDM()`` where a constraint is given.
+    privacy
+        ``Privacy(epsilon=2, clip=1.0)``; None for no noise.
+    clip
+        Clip without noise (the paper's "+ Clip" rows); with ``privacy`` its own bounds hold.
+    sampling
+        ``"poisson"`` or ``"without-replacement"``; with ``privacy`` the convention decides.
+    learning_rate, optimizer
+        η of plain SGD; or any function from [w] to a ``torch.optim`` optimiser, which then has its
+        own learning rate.
+    normaliser
+        What the summed loss gradient is divided by, always a public constant: ``"users"`` for m,
+        ``"samples"`` for m times the schema's declared samples per user, or a number.
+    samples_per_user
+        Use at most so many of a user's samples a round.
+    local
+        ``FederatedAveraging(steps=4, learning_rate=0.1)``: users take local steps, and send their
+        model difference. Without a constraint, or with ``method=OneGradient()``.
+    selection
+        ``"best"``, ``"last"`` or ``"average"``; by default the best, and with ``OneGradient`` the
+        average.
+    selection_window
+        With ``"best"``: judge by the counts of so many rounds together and keep the mean of their
+        models; 1 is the paper's rule, about 10 is steadier where cohorts are small or noisy.
+    seed
+        Seeds cohorts; without it they come from the operating system's randomness.
+    noise_seed
+        Seeds the noise, for simulations only: the privacy statement then says that there is no
+        guarantee against anyone who has the seed.
+    memory
+        Bytes that a chunk of users may take while it is computed; by default 512 MiB, and 8 GiB
+        on a GPU. Cohorts that need more are computed in several chunks. With local steps a single
+        user whose samples take more is computed all the same.
+    precision
+        ``"float32"``: as the model is. ``"tf32"`` and ``"bf16"``: faster and coarser products on
+        hardware that has them; norms, clipping and sums stay as they are.
+    device
+        Where to compute; the model's own device when it is not given.
+    folder
+        A new folder for the run: its ledger, what it released, checkpoints and in the end the
+        model. Without one nothing is written, and a crash loses the run but not what it cost.
+        ``RunFolder(path, resume=True)`` goes on with a run; see `RunFolder` for more.
+    callbacks
+        Called with a `RoundEvent` after each round, in the first process. One that has
+        ``begin(training)`` is told once before the first round what is trained (a `Training`); one
+        that has ``end(run)`` gets the finished run, and one that has ``failed(error)`` learns that
+        training was cut off. `StopTraining`, raised after a round, ends the training there.
+        `Progress`, `Explain`, `TensorBoardCallback` and `MLflowCallback` are such callbacks.
+
+    Returns
+    -------
+    Run
+        The selected model, the history, the privacy statement.
+    """
+    check_types(constraint, method, privacy, optimizer, local)
+    if privacy is not None and privacy.copies != 1:
+        raise ValueError(
+            f"copies={privacy.copies} is for federations: in a simulation all of a person's data "
+            "is one user's. Leave it out"
+        )
+    flat, data = prepared(model, data, device)
+    method = chosen_method(method, constraint)
+    check_broadcasting(method)
+    one_gradient = isinstance(method, Broadcasting)
+    selection = selection or ("average" if one_gradient else "best")
+    clipping = chosen_clipping(privacy, clip, method, constraint, data.schema)
+    check_settings(
+        data, constraint, cohort, rounds, samples_per_user, learning_rate,
+        # A real private run says nothing about its data but through noise.
+        look=privacy is None or noise_seed is not None,
+    )  # fmt: skip
+    check_words(selection, sampling, selection_window, precision)
+    ranks = Ranks.current()
+    basis: Literal["paper", "split"] = "split" if clipping and clipping.counts else "paper"
+    # Processes of one simulation start from the first one's parameters and draw the same cohorts.
+    w = ranks.from_first(flat.vector())
+    common = ranks.agreed_seed(seed)
+    engine = CohortEngine(
+        flat,
+        data,
+        constraint,
+        basis=basis,
+        clipped=clipping is not None and clipping.clipped_share is not None,
+        samples_per_user=samples_per_user,
+        memory=memory_budget(memory, w.device),
+        precision=precision,
+        form="one-gradient" if one_gradient else "paper",
+        standin=method.standin if isinstance(method, Broadcasting) else "loss",
+        local=local,
+        private=privacy is not None,
+        expected=cohort * (data.schema.samples_per_user or 1.0),
+    )
+    refused = None
+    if privacy is not None:
+        engine, refused = company.checked(engine)
+    blocks = clipping.blocks(constrained=constraint is not None, selection=True) if clipping else ()
+    where = None if folder is None else as_run_folder(folder)
+    plan = None
+    declared: dict[str, Any] = {}
+    if privacy is not None:
+        # A run that goes on keeps its noise, whatever T is now.
+        settled = privacy if where is None else noise_kept(where, privacy)
+        plan = settled.plan(population=data.K, cohort=cohort, rounds=rounds, blocks=blocks)
+        declared = {"population_declared": data.schema.population is not None}
+        check_declared(plan.neighbours, declared["population_declared"])
+    source = SystemNoise() if noise_seed is None else SeededNoise(noise_seed)
+    third_party = ThirdParty(engine.layout.slices, blocks, plan, source)
+    chosen = chosen_sampling(sampling, plan, data, cohort)
+    training = Settled.of(
+        flat,
+        data.schema,
+        engine.layout,
+        third_party,
+        population=data.K,
+        cohort=cohort,
+        rounds=rounds,
+        constraint=constraint,
+        method=method,
+        privacy=privacy,
+        clipping=clipping,
+        learning_rate=learning_rate,
+        optimizer=optimizer,
+        normaliser=normaliser,
+        selection=selection,
+        selection_window=selection_window,
+        sampling=type(chosen).__name__,
+        samples_per_user=samples_per_user,
+        local=plain_value(local),
+        precision=precision,
+        processes=ranks.size,
+        seeded_cohorts=seed is not None,
+        seeded_noise=noise_seed is not None,
+        **declared,
+    )
+    alike = (training.settings, plan, blocks, engine.layout, seed)
+    # Who computes a user goes by the sizes of all: other kernels would make other last bits of it.
+    kernels = torch.backends.cpu.get_cpu_capability(), torch.get_num_threads(), torch.__version__
+    ranks.check_same(
+        {
+            "data": fingerprint(data),
+            "settings": repr(alike).encode(),
+            "kernels": repr(kernels if privacy is not None else None).encode(),
+        }
+    )
+
+    def simulation(kept: Kept | None) -> Simulation:
+        return Simulation(
+            engine,
+            third_party,
+            chosen,
+            RoundStreams(common, "cohorts"),
+            RoundStreams(common, "samples"),
+            rounds,
+            ranks,
+            kept.past if kept else None,
+            kept.journal if kept else None,
+        )
+
+    return conduct(
+        training,
+        w,
+        simulation,
+        where=where,
+        data="" if where is None else data_fingerprint(data),
+        seeds=(seed, noise_seed, memory, str(w.device)),
+        ranks=ranks,
+        callbacks=callbacks,
+        notes=() if refused is None else (refused,),
+    )
