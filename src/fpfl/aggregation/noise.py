@@ -1,9 +1,10 @@
-r"""The discrete Gaussian, drawn exactly: whole numbers x with P(x) ∝ exp(−x²/2σ²), σ = 2²⁴.
+r"""Noise in whole numbers: from the operating system's randomness, or seeded for simulations.
 
-Normal numbers in floating point are no Gaussian: which of them can occur at all depends on what
-they are added to, and their low bits give that away (Mironov 2012). Whole numbers have no low bits
-to look at, as long as they are drawn from the distribution itself and not from one near it. The
-construction is Karney's (2016), for a σ that is a power of two:
+It is the discrete Gaussian, drawn exactly: P(x) ∝ exp(−x²/2σ²), σ = 2²⁴. Normal numbers in floating
+point are no Gaussian: which of them can occur at all depends on what they are added to, and their
+low bits give that away (Mironov 2012). Whole numbers have no low bits to look at, as long as they
+are drawn from the distribution itself and not from one near it. The construction is Karney's
+(2016), for a σ that is a power of two:
 
 1. draw k ≥ 0 with P(k) ∝ exp(−k²/2), j uniform on 0, ..., σ − 1, and a sign;
 2. accept ±(kσ + j) with probability exp(−y(2k + y)/2), where y = j/σ; reject −0.
@@ -17,8 +18,6 @@ its first bits decide, and they are compared for many attempts at once. Where th
 the two agree as far as they are known, the uniform number gets more bits and the other is computed
 to more digits until they differ (as in Ducas and Nguyen 2012). So nothing is rounded, and k has no
 largest value.
-
-Noise in whole numbers: from the operating system's randomness, or seeded for simulations.
 
 The noise's seed is a key: whoever has it can subtract the noise. A seeded source is for
 simulations and says so.

@@ -1,7 +1,4 @@
-"""What a round released, in a few words: for progress bars and lines.
-
-While it runs: a progress bar on a terminal, plain lines elsewhere; released figures only.
-"""
+"""Progress: a bar on a terminal, plain lines elsewhere; released figures only, in a few words."""
 
 from __future__ import annotations
 

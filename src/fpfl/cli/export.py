@@ -1,7 +1,4 @@
-"""The command ``fpfl export``: a finished run as files that others can use.
-
-The command that writes reports: ``fpfl report``.
-"""
+"""``fpfl export`` and ``fpfl report``: a finished run as files for others, and as a page."""
 
 from __future__ import annotations
 

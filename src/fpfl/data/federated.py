@@ -1,8 +1,7 @@
 """Federated datasets: samples ordered by user, with offsets.
 
-Users without samples are users: they are in the population, can be sampled, and send zero.
-
-Merging values of an attribute, where groups would be too small for anything to be known.
+Users without samples are users: they are in the population, can be sampled, and send zero. Values
+of an attribute can be merged where groups would be too small for anything to be known.
 """
 
 from __future__ import annotations

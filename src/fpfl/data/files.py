@@ -1,6 +1,4 @@
-"""Writing populations to disk, user by user; `fpfl.data.files` says what a folder has.
-
-Populations on disk: NumPy files, read lazily, so that a population need not fit in memory.
+"""Populations on disk: NumPy files, read lazily, so that a population need not fit in memory.
 
 A population folder has what a `FederatedDataset` has: ``features.npy``, ``labels.npy``,
 ``attributes.npy`` and ``offsets.npy``, which NumPy alone opens, and ``schema.json``.

@@ -3,7 +3,7 @@
 Classes, groups, ranges and the number of users are declared by whoever runs the training, not
 read from the users' data: reading them would be a release that no accountant has seen.
 
-Scaling by declared public ranges: what costs no privacy, unlike a mean read from the data.
+Scaling by declared ranges costs no privacy, unlike a mean read from the data.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
-"""Plain values as TOML, which the standard library reads and does not write.
-
-What is public about a table: its label, attributes and features, declared in a small TOML file.
+"""What is public about a table: its label, attributes and features, declared in a small TOML file.
 
 Nothing in it is to be read from the data: a range, a list of values or a number of users that
 follows the data is a release that no accountant has seen. A draft that `fpfl.data.drafting` made
 by looking says so (``source = "data"``), and training with privacy refuses it.
-
-Reading the schema of a table: from TOML to a `TableSchema`, or to what is wrong with it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Adult as a task of the tables: its users, constraints and networks.
-
-FPFL-1G with one of its parts taken out, for the ablation table.
-"""
+"""Adult as a task of the tables: its users, constraints, networks; ablations."""
 
 from __future__ import annotations
 

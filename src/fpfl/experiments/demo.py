@@ -1,7 +1,4 @@
-"""Pictures: a rate of every group over the rounds, and figures against ε.
-
-The demo: private federated learning is unfair, and FPFL repairs it; on Adult, in a minute.
-"""
+"""The demo: private federated learning is unfair, and FPFL repairs it; on Adult, in a minute."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""What the rows of a table cost: ε of every private run, and its statement in words.
+"""Results beside the paper's, as Markdown, with what every private run costs.
 
 A run remembers what its ε follows from; that is worked out here, so that runs from machines without
 dp-accounting get theirs on one that has it.
-
-Results beside the paper's, as Markdown.
 """
 
 from __future__ import annotations

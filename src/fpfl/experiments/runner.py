@@ -1,7 +1,4 @@
-"""What a folder has of a table: finished runs, so that a table can be gone on with.
-
-Running the rows of a table: every row and seed through ``fpfl.train``, side by side.
-"""
+"""Running the rows of a table: every row and seed through ``fpfl.train``, side by side."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The paper's tables as declarative files: one TOML file per table, one entry per row.
-
-What may be varied for a whole table; for single rows, nothing but σ.
-"""
+"""The paper's tables as declarative files: one TOML file per table, one entry per row."""
 
 from __future__ import annotations
 

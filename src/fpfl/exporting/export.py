@@ -1,6 +1,6 @@
-"""Whether an exported file answers as the model does, on made-up inputs of two batch sizes.
+"""Export: files are made in memory, opened again, compared, and only then put in their place.
 
-Writing the files: made in memory, opened again, compared, and only then put in their place.
+A file must answer as the model does, on made-up inputs of two batch sizes.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
-r"""Checks of what an evaluation is given: each says what came, what was expected, what to do.
+r"""Gaps: how far groups are from the whole, with error bars.
 
-The user bootstrap: how far a value measured on these users may be from the population's.
-
-Users are resampled, not samples: the samples of one user are not independent. Two things can go
-wrong: what resampling shows (:func:`margins`), and what it cannot show, since nobody like that was
-among the users (:func:`unseen`).
-
-What an evaluation counts: F and n' of every rate of a task, in every group, for each user.
-
-Gaps: how far groups are from the whole, with error bars.
+F and n' of every rate of a task are counted in every group, for each user. How far a value measured
+on these users may be from the population's is the bootstrap's to say: users are resampled, not
+samples, since the samples of one user are not independent. Two things can go wrong: what
+resampling shows (:func:`margins`), and what it cannot show, since nobody like that was among the
+users (:func:`unseen`).
 
 The gap of a rate is the largest distance of a group's value v from the overall one,
 
@@ -28,7 +24,7 @@ they stayed unseen, a share q of the group or s of the rest, move v or w by as m
 
     I_a = [D_a − max(m, r q (1 − v), r s w),   D_a + max(m, r q v, r s (1 − w))]
 
-(:mod:`fpfl.fairness.gaps` has m, q and s). A group's own value, with a margin of its own, lies
+(m, q and s are the bootstrap's). A group's own value, with a margin of its own, lies
 in
 
     [v − max(m_v, q v),   v + max(m_v, q (1 − v))].

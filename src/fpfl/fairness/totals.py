@@ -1,11 +1,10 @@
-r"""Totals: a round's summed statistics, taken apart; what a method decides by.
+r"""Totals: a round's summed statistics, taken apart; and the weights that are broadcast in return.
 
 They may be noisy: n'_a can be zero or negative, F_a can exceed n'_a. Every quotient is guarded
 here, in one place.
 
-Weights: what the server broadcasts beside w where users send one gradient.
-
-With β_{r,a} for every rate r and group a, and β_r for the whole, a user's objective is
+Weights are what the server broadcasts beside w where users send one gradient. With β_{r,a} for
+every rate r and group a, and β_r for the whole, a user's objective is
 
     L + N Σ_r (β_r F_r + Σ_a β_{r,a} F_{r,a})  =  Σ_i (ℓ_i + Σ_r b_{r,i} f_r(i)),
     b_{r,i} = N 1[i ∈ d'_r] (β_r + Σ_{a ∋ i} β_{r,a}):

@@ -1,4 +1,4 @@
-"""Keys of a federation: who is who to Flower, to each other, and to a browser of certificates.
+"""A federation's project: a Flower project that is ready to run, its keys, and what starts it.
 
 KEYS/authority.secret          enrols nodes; keep it off the network
 KEYS/authority.key             its public half, for the server
@@ -8,8 +8,6 @@ KEYS/node-1/supernode(.pub)    who it is to Flower: the key, and what is registe
 
 Where nobody but a node may ever have its keys, the node makes them (`make_request`), the authority
 signs the public half (`certify`), and the node puts the two together (`accept`).
-
-A Flower project that is ready to run, and the commands that start it.
 """
 
 from __future__ import annotations

@@ -9,8 +9,6 @@ keys, masks, coins and noise.
 The charge is in the ledger, on the disk, before the first request to unmask leaves. From then on
 the sum counts as released: an attempt that fails later has been paid for, and the next one is paid
 for again.
-
-``federate``: from an agreement and a courier to a finished run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-r"""The cells: which counts a held-out user sends, and how rates follow from them.
+r"""Estimates: which counts a held-out user sends, and how rates, gap and verdict follow from them.
 
 The groups of one attribute (or of one intersection) share the samples out between them, with one
 cell more for the samples in none of them where the schema allows for such. So every way of grouping
@@ -12,8 +12,6 @@ rate, f and 1 − f where its condition holds; the model's accuracy, or error, i
 A sample adds vectors of length 1 at most, one for each way of grouping (and for each rate, if there
 are more than two classes or none): t of them, so it moves the cells by √t. All samples of a user
 are weighted by min(1, B/n^k), and a user moves the cells by B√t.
-
-From released cells to rates, the constraint's gap, the verdict, and what a better one takes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-r"""Counting: what every held-out user sends, read and computed some users at a time.
-
-Nothing here raises or logs because of what the data is: a user with a sample that is broken (not
-finite, not what the schema declares, or too much for the model) sends zero.
-
-The plan of a private evaluation, and its one release.
+r"""The plan of a private evaluation, and its one release.
 
     v = Σ_k min(1, B/n^k) (counts of user k) + N(0, s²),   s = C σ,   C = B √t
 
@@ -14,6 +9,10 @@ user left out) or 2C (a user replaced), exactly.
 What is estimated are the rates of the population that the held-out users were drawn from, with
 every user weighing at most B samples: F and n' are sums of scaled counts. Where no user has more
 than B samples they are the plain rates.
+
+Users are read and counted some at a time. Nothing here raises or logs because of what the data is:
+a user with a sample that is broken (not finite, not what the schema declares, or too much for the
+model) sends zero.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What a private evaluation promises and means, in plain words.
-
-What a private evaluation gives: figures with intervals, a verdict, and what they cost.
-"""
+"""What a private evaluation gives: figures with intervals, a verdict, what they cost and mean."""
 
 from __future__ import annotations
 

@@ -21,9 +21,9 @@ are counted decide on the multipliers, and a re-weighted loss is descended. Ther
 this converges.
 
 The surer a group's counts, the faster its multiplier. With noise of standard deviation s on a
-count, one round's rate of group a has about the variance R_a = (s/n̄'_a)² + 1/(4 n̄'_a), and the best
-filter of something that drifts has a gain proportional to 1/√R_a; the damping, which passes noise
-on as it is, shrinks with R_a itself:
+count, one round's rate of group a has about the variance R_a = (s/n̄'_a)² + 1/(4 n̄'_a), and the
+best filter of something that drifts has a gain proportional to 1/√R_a; the damping, which passes
+noise on as it is, shrinks with R_a itself:
 
     γ_a = γ ρ_a,    c_a = c min(1, ρ_a²),    ρ_a = √(R_0/R_a), and no more than `MOST`.
 

@@ -1,8 +1,4 @@
-"""What would help where no setting will do.
-
-What a plan says: in words, as numbers, and as arguments to go on with.
-
-The choice of a cohort.
+"""The choice of a cohort, and what a plan says: in words, as numbers, as arguments to go on with.
 
 All of it is a function of the public numbers that were given: nothing is trained or read.
 """

@@ -1,6 +1,6 @@
-r"""What follows from a cohort and rounds, and three figures that say whether they will do.
+r"""The public numbers that a plan is made from, and what follows from them for a cohort and rounds.
 
-Each is at most 1 where it does:
+Three figures say whether these will do. Each is at most 1 where it does:
 
     gradient   s √p/(m C): the length of the noise on the mean of the gradients, over the most that
                the mean can be,
@@ -12,8 +12,6 @@ The model is the mean of that half's iterates, and multipliers add up what they 
 further, can they bring groups together. On Adult it is about the gap that training ended with
 (``tests/test_planning.py`` compares it with the runs of ``docs/robust.md``). The figures are rules
 of thumb.
-
-The public numbers that a plan is made from, and what follows from them for a cohort and rounds.
 
 The noise follows from ε (`fpfl.PrivacyPlan.calibrate`) and the rules of `fpfl.suggest`; what it
 does to counts is in `fpfl.planning.errors`.

@@ -1,6 +1,4 @@
-r"""What a statement says of a federation: who adds up, who adds the noise, who may collude.
-
-What a statement adds to an accountant's figures: small terms, assumptions, and old versions.
+r"""What a statement adds to an accountant's figures: who adds up, small terms, assumptions.
 
 Noise in whole numbers. Accountants of sampled cohorts, and the exact formula of the Gaussian
 mechanism, speak of the Gaussian. What is added is a discrete Gaussian of N numbers in a run with

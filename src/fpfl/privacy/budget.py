@@ -1,6 +1,4 @@
-"""What the records of a population's ledger add up to.
-
-The budget of a population: one file that all runs on the same users charge.
+"""The budget of a population: one file that all runs on the same users charge.
 
 Every further run on the same users adds to what was released about them: another seed, a search
 for settings, next year's training. A :class:`PopulationLedger` adds them up with a privacy filter

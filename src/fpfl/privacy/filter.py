@@ -9,11 +9,10 @@ Rényi divergences of order α of what is really released and stops before their
 Then all releases together are (ε, δ)-private (Feldman & Zrnic 2021; Lécuyer 2021), provided that
 ε, δ and α were fixed before the first of them.
 
-What a server that knows the cohorts may see of a run that is changed after looking.
-
-Amplification by sampling does not hold against it, so a privacy filter of its own adds up what is
-really released: a round with noise s_t on a change of Δ is a Gaussian mechanism with μ_t = Δ/s_t,
-and where rounds and noise are chosen one after the other, those who stop before
+Against a server that knows the cohorts amplification by sampling does not hold, so a privacy filter
+of its own adds up what is really released: a round with noise s_t on a change of Δ is a Gaussian
+mechanism with μ_t = Δ/s_t, and where rounds and noise are chosen one after the other, those who
+stop before
 
     Σ_t μ_t² > μ²
 
@@ -24,8 +23,6 @@ was fixed before the first round. Nothing that was seen may move it, so it is ma
 
 with the noise s that the run began with. With a cap R the sum is over the R dearest rounds: nobody
 is in more of them. Without one, every round counts as a participation of everybody.
-
-The terms of a private run: what it may cost, fixed before it begins.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 Each of the four is right only together with the other three, so they are made together and cannot
 be exchanged one by one.
-
-The same settings under every convention, side by side.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-r"""Rényi divergences: of cohorts of a fixed size (Wang et al. 2019), and what ε they come to.
+r"""Rényi divergences of sampled cohorts and of noise in shares, and what ε they come to.
 
-With noise σ in sensitivities and q = m/K, their Theorem 27 bounds the divergence of a Gaussian
-mechanism at whole orders α by
+**Cohorts of a fixed size** (Wang et al. 2019). With noise σ in sensitivities and q = m/K, their
+Theorem 27 bounds the divergence of a Gaussian mechanism at whole orders α by
 
     (α − 1)·ρ(α) ≤ log(1 + C(α,2)·q²·min{4(f₂ − 1), 2f₂}
                          + Σ_{j=3…α} C(α,j)·q^j·min{4√(b_{2⌊j/2⌋}·b_{2⌈j/2⌉}), 2f_j}),
@@ -12,12 +12,11 @@ they are noise from i ≈ 10 on, and dp_accounting 0.6, which computes them so, 
 too low where cohorts are a large part of the population (q = 0.64, σ = 6.9, α = 79) and three times
 too high elsewhere. Here they are computed with as many digits as they lose.
 
-What a sum costs to which every node adds a share of the noise (Kairouz, Liu and Steinke 2021).
-
-A user's clipped vector, all of its blocks in units of their bounds so that its norm is at most 1,
-is multiplied by a scale S, rotated, rounded to D whole numbers and summed; each of n honest nodes
-adds a share of discrete Gaussian noise of standard deviation s to every number. Three things are
-dearer than with noise that one party adds:
+**A sum to which every node adds a share of the noise** (Kairouz, Liu and Steinke 2021). A user's
+clipped vector, all of its blocks in units of their bounds so that its norm is at most 1, is
+multiplied by a scale S, rotated, rounded to D whole numbers and summed; each of n honest nodes adds
+a share of discrete Gaussian noise of standard deviation s to every number. Three things are dearer
+than with noise that one party adds:
 
 - rounding. Randomised, and repeated until the norm is at most Δ, where (their conditional rounding,
   with β = e^{−1/2})

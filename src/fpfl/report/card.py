@@ -1,6 +1,4 @@
-"""Text as Markdown holds it: names that people chose may hold anything, and must stay text.
-
-The model card: what a model is, what it was trained on, what is promised and what is not.
+"""The model card: what a model is, what it was trained on, what is promised and what is not.
 
 Every figure is one of the run's own files (or of the evaluation that was given). What only the
 model's owner can know is left for them to fill in, and says so.

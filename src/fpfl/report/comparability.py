@@ -1,15 +1,9 @@
-"""A run's gap in the rates and groups of a constraint, though it may not have been trained for it.
-
-An evaluation has the gaps of all declared groups. Where every (rate, group) of a constraint is in
-one of them, the run can be judged by that constraint as well.
-
-Why runs are not compared, and what to do so that they are.
-
-Several runs side by side: like is compared with like, and the best trade-offs are marked.
+"""Several runs side by side: like is compared with like, and the best trade-offs are marked.
 
 Two runs are comparable where the same gap (the same rates of the same groups) was measured on the
 same kind of people, in the same way. A run without a constraint, or with another, is judged by the
-one of the comparison where its evaluation has all it takes.
+one of the comparison where every (rate, group) of it is in one of its evaluation's gaps. Why runs
+are not compared is said, and what to do so that they are.
 """
 
 from __future__ import annotations

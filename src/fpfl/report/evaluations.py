@@ -1,9 +1,7 @@
-"""What a report asks of a run's files before it draws them: numbers where there must be numbers.
+"""Evaluations as a report shows them, whether released under ε or for simulations only.
 
-A figure of something that is no number would be drawn as nothing, without a word. Better to say
-which file is damaged.
-
-Evaluations as a report shows them, whether released under ε or for simulations only.
+Before anything is drawn there must be numbers where numbers belong: what is none would be drawn as
+nothing, without a word. Better to say which file is damaged.
 """
 
 from __future__ import annotations

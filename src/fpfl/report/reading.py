@@ -1,6 +1,4 @@
-"""What a run that has not ended has released and promised so far.
-
-A run folder as a report reads it: what is there, what is missing, and nothing that is guessed.
+"""A run folder as a report reads it: what is there, what is missing, and nothing that is guessed.
 
 Full run folders, folders made by `fpfl.Run.save` and folders of runs that have not ended are read;
 anything else is refused with a word on what to do. Nothing in a folder is written or executed.

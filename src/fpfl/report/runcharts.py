@@ -1,6 +1,6 @@
-"""The charts of a run's noise and of what its rounds cost.
+"""The charts of one run over its rounds, of its noise and of what they cost.
 
-The charts of one run over its rounds. All of it follows from what was released.
+All of it follows from what was released.
 """
 
 from __future__ import annotations

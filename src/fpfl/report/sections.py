@@ -1,6 +1,6 @@
-"""HTML for tables and texts. Everything from a folder is escaped here, and nowhere else.
+"""The page's sections about one run: tables and texts.
 
-The page's sections about one run.
+Everything from a folder is escaped here, and nowhere else.
 """
 
 from __future__ import annotations

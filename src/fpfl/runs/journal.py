@@ -1,14 +1,13 @@
-"""Users who withdraw: a list in the run folder, which a run reads before it draws a cohort.
-
-The list names users by their index and is as confidential as the list of users. The ledger, which
-others may be shown, has only how many they are.
-
-The journal of a run: charges before releases, released totals before their use, checkpoints.
+"""The journal of a run: charges before releases, released totals before their use, checkpoints.
 
     charge t ──► compute v_t ──► wait until the charge is on the disk ──► log v_t ──► use v_t
 
 A small process waits for the disk while the users' statistics are computed, so that an ordinary
 disk costs little. After a crash the logged totals are used again, never drawn again.
+
+Users who withdraw are in a list in the folder, which a run reads before it draws a cohort. It names
+users by their index and is as confidential as the list of users. The ledger, which others may be
+shown, has only how many they are.
 """
 
 from __future__ import annotations

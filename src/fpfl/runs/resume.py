@@ -1,6 +1,6 @@
-"""What a run is begun with: settings and fingerprints, its budget, and what it may promise.
+"""Beginning a run's folder, or checking it and going on with it.
 
-Keeping a run: begin its folder, or check it and go on with it.
+A run is begun with settings and fingerprints, a budget, and what it may promise.
 """
 
 from __future__ import annotations

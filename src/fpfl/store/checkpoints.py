@@ -1,9 +1,8 @@
-"""Nested state as plain JSON and a list of tensors, and back: nothing that could run code.
+"""Checkpoints: nested state in one safetensors file, which loads without running any code.
 
-Known are tensors, numbers, strings, None, lists, tuples, dictionaries, and dataclasses of a given
-list. Whatever else is refused when it is written, not when it is read.
-
-Checkpoints: state in one safetensors file, which loads without running any code.
+State is plain JSON and a list of tensors. Known are tensors, numbers, strings, None, lists, tuples,
+dictionaries, and dataclasses of a given list. Whatever else is refused when it is written, not when
+it is read.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
-"""Files that are whole or not there, and errors that say what became of the data.
+"""Files that are whole or not there, locks on them, and waiting for the disk.
 
-Locks on open files: one holder at a time, whichever process it is in.
+Locks are the operating system's ``flock`` locks: one holder at a time, whichever process it is in.
+They belong to an open file, end with the process whatever ends it, and bind only those who ask for
+them.
 
-These are the operating system's ``flock`` locks. They belong to an open file, end with the process
-whatever ends it, and bind only those who ask for them.
-
-Waiting for a disk without standing in the way: a small process syncs while this one computes.
-
-A thread would do, were it not for Python's lock: each time it wakes up, whoever computes waits for
-it, and on small rounds that costs more than the disk does.
+A small process syncs while this one computes. A thread would do, were it not for Python's lock:
+each time it wakes up, whoever computes waits for it, and on small rounds that costs more than the
+disk does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-r"""Settings for `OneGradient` by rule, from public quantities alone.
+r"""Defaults: what is left open is settled by rule, from public quantities alone.
+
+For `OneGradient` with privacy,
 
     C = 1.5 n̄,    C_s = j,    shares 0.70 / 0.25 / 0.05 (gradient, counts, selection),
     T = 1,000,     η = min(0.2, 0.4/n̄, 0.3 m/(s √T)),    s = C σ/√0.70,
@@ -17,8 +19,6 @@ Choosing them looked at data, which no ε covers; using them elsewhere does not.
 0.2 for Adult's users, who have two samples; it is for users with many.) They suppose
 features of about unit variance and a model of a few thousand parameters; for others they are a
 place to start from.
-
-The settings of `fpfl.train` that an estimator's user left open: by rule, from public numbers.
 """
 
 from __future__ import annotations

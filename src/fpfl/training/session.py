@@ -1,9 +1,7 @@
-"""From settled settings to a finished run, whoever computes the users' vectors and adds them up.
+"""Sessions: ``fpfl.train``, and from settled settings to a finished run.
 
 A simulation (`fpfl.train`) and a federation over a network (`fpfl.federation`) come here with the
 same things settled, and with something that can ``release`` a round.
-
-``fpfl.train``: one call from a model and a population to a fair, private model.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 ``pixels`` is uint8 (n, 28, 28) with the paper at 255, ``label`` uint8 (n,), ``user`` int32 (n,),
 the writer's number, and ``test`` bool (n,). ``name`` may have the writers' names by number, and
 ``title`` what the data is called. Within a part, a writer's rows follow each other.
-
-Writing the compact file; `fpfl.data.femnist.compact` says what it has and reads it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Digits without any file: scikit-learn's bundled 8 × 8 images, enlarged, with made-up writers.
+"""Finding writers' digits: at a path, in the cache folder, on the network, or without any file.
 
-Finding writers' digits: at a path, in the cache folder, or on the network.
+The last are scikit-learn's bundled 8 × 8 images, enlarged, with made-up writers.
 """
 
 from __future__ import annotations

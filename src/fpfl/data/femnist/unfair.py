@@ -9,13 +9,10 @@ on white, and the rest with white chalk on a blackboard. There x, with strokes a
 with Gaussian filters κ of standard deviation 1 and 2, and is turned by 90°. Everybody's images have
 three channels.
 
-What a network is shown of an image: its pixels, standardised ones, or oriented gradients.
-
-Each is a fixed function of one image, with no constants that were read from data: it costs no
-privacy. The fewer parameters are left to be learnt, the less noise a private training has to
-overcome, and fixed features are the cheapest parameters there are (Tramèr and Boneh, 2021).
-
-The unfair digits as a population: in memory, or written to a folder user by user.
+A network is shown an image's pixels, standardised ones, or oriented gradients. Each is a fixed
+function of one image, with no constants that were read from data: it costs no privacy. The fewer
+parameters are left to be learnt, the less noise a private training has to overcome, and fixed
+features are the cheapest parameters there are (Tramèr and Boneh, 2021).
 """
 
 from __future__ import annotations

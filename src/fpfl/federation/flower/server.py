@@ -1,10 +1,8 @@
-"""Messages by Flower's grid.
+"""The ``ServerApp``: the simulation's own server, with messages by Flower's grid.
 
 What Flower says about a reply (who sent it, and in answer to what) is copied from what the sender
 uploaded, and a registered node could make it up. So every request has a random token that its node
 alone is sent: a reply is told by it, and with it the message's id cannot be guessed.
-
-The ``ServerApp``: the simulation's own server, with a federation in place of the simulation.
 
 What it is told when a run is started (``flwr run --run-config``, or the project's file):
 

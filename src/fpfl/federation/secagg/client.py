@@ -1,4 +1,4 @@
-"""A node's side: five requests, five answers; the first three are here, the others in `reveal`.
+"""A node's side: five requests, five answers.
 
 Each step is a function of the state and the request, and gives the next state and the answer.
 A request that breaks the protocol raises :class:`~fpfl.federation.secagg.session.Refused`: then
@@ -9,8 +9,6 @@ there is no answer and the state stays as it was. What a node never does, whatev
 - sign two sets of survivors, or one without itself or with fewer than `least`;
 - give shares before t nodes that it knows have signed the same survivors;
 - give both shares of one node: a survivor's seed, anybody else's key.
-
-A node's side, the last two steps: what it signs, and what it reveals after that.
 """
 
 from __future__ import annotations

@@ -1,11 +1,4 @@
-"""Reading the first two answers of a node, which the server keeps and passes on.
-
-Who is whose neighbour and who is still there: the counting that decides whether a sum can be.
-
-Sets of names alone. A node's *circle* is the node itself and its neighbours: those that hold shares
-of its secrets.
-
-The server's side: who is asked what, which answers count, and when to give up.
+"""The server's side: who is asked what, which answers count, and when to give up.
 
 The server never sees a vector, a seed or a key of a node that is there. It sees masked vectors,
 which are uniform, and in the end shares from which the masks of the *sum* follow. For each step
@@ -16,7 +9,8 @@ which are uniform, and in the end shares from which the masks of the *sum* follo
 
 and after the last one `total`. Before the requests of the step "unmask" are handed out nothing can
 be learnt about any vector, whoever fails; from then on the sum has to be counted as released. Who
-keeps a privacy ledger charges it when `step` is "unmask", before calling `requests`.
+keeps a privacy ledger charges it when `step` is "unmask", before calling `requests`. A node's
+*circle* is the node itself and its neighbours: those that hold shares of its secrets.
 """
 
 from __future__ import annotations

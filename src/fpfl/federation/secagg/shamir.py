@@ -15,8 +15,6 @@ reduced once, at its end. pycryptodome's sharing, which Flower's helper uses, mu
 bit by bit in Python, and 16 bytes of a secret at a time. With 32 bytes, 27 parties and t = 17 it
 takes 6 ms to share and 20 ms to combine; this module takes 0.05 ms for either (one core, measured
 by ``benchmarks/secagg.py``).
-
-The server's arithmetic at the end: secrets from shares, masks from secrets, then the sum.
 """
 
 from __future__ import annotations
