@@ -147,7 +147,7 @@ def loop_over_users(
                     else flat.softmax(-1)
                 )
                 member = groups.membership(data.attributes[part]) & rate.condition(y).unsqueeze(1)
-                estimate, hard = rate.standin(soft, y), soft.detach().argmax(dim=-1)
+                estimate, hard = rate.surrogate(soft, y), soft.detach().argmax(dim=-1)
                 for g in range(member.shape[1]):
                     chosen = member[:, g]
                     if bool(chosen.any()):

@@ -35,7 +35,7 @@ from fpfl.data.femnist.source import Part, Source
 from fpfl.data.femnist.tff import TffSource
 from fpfl.data.files import open_population
 from fpfl.fairness.totals import Weights
-from fpfl.methods import MMDM, Broadcasting, Method, OneGradient, Tran, Unconstrained
+from fpfl.methods import MMDM, Method, OneGradient, ReweightingMethod, Tran, Unconstrained
 from fpfl.privacy.filter import Mechanism, Terms
 from fpfl.privacy.sampling import Participation
 from fpfl.privacy.settings import Clipping
@@ -131,7 +131,7 @@ memory = 0.5
 spread = "none"
 low = 0.0
 high = 3.0
-standin = "rate"
+surrogate = "rate"
 [privacy]
 epsilon = 2.0
 """
@@ -486,7 +486,7 @@ METHODS: tuple[Method, ...] = (
     MMDM(),
     Tran(),
     OneGradient(),
-    OneGradient(damping=0.0, rate=50.0, tolerance=None, memory=0.0, spread=None, high=2.0),
+    OneGradient(damping=0.0, multiplier_lr=50.0, tolerance=None, decay=0.0, spread=None, high=2.0),
 )
 
 
@@ -535,7 +535,7 @@ def rounds(folder: Path, data: bytes) -> None:
     layout, method = LAYOUTS[choice % 3], METHODS[choice // 3 % 4]
     if not layout.rates:
         method = Unconstrained()
-    if isinstance(method, Broadcasting):
+    if isinstance(method, ReweightingMethod):
         layout = replace(layout, form="one-gradient")
     vectors = floats(data[1:], layout.size)
     if not len(vectors):

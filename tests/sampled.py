@@ -97,7 +97,7 @@ def python_run(
         people = load_people(folder, NUMBERS)
         own = {
             "constraint": fpfl.equal_error("sex", label_range=(-5.0, 5.0), tolerance=0.05),
-            "method": fpfl.BMDM(rate=0.05),
+            "method": fpfl.BMDM(multiplier_lr=0.05),
             "clip": 1.0,
             "optimizer": momentum,
         }

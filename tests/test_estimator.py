@@ -36,7 +36,7 @@ from fpfl.privacy.budget import BudgetExhaustedError
 from fpfl.privacy.statement import round_up
 
 RANGE = (-4.0, 4.0)
-drowned = pytest.mark.filterwarnings("ignore:the noise drowns:fpfl.FpflWarning")
+dominated = pytest.mark.filterwarnings("ignore:the noise dominates:fpfl.FpflWarning")
 
 
 @parametrize_with_checks([FairPrivateClassifier(rounds=100), FairPrivateRegressor(rounds=100)])
@@ -274,7 +274,7 @@ def test_private_regression_needs_a_declared_range() -> None:
 # --- Randomness and privacy -----------------------------------------------------------------------
 
 
-@drowned
+@dominated
 def test_random_state_seeds_all_but_the_noise() -> None:
     X, y, _, _ = people()
     plain = FairPrivateClassifier(rounds=5, random_state=7)
@@ -298,7 +298,7 @@ def test_without_a_seed_two_fits_differ() -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
-@drowned
+@dominated
 def test_the_statement_has_the_epsilon_asked_for() -> None:
     X, y, s, users = people()
     fitted = FairPrivateClassifier(
@@ -353,7 +353,7 @@ def test_other_networks() -> None:
     assert [m.out_features for m in deep.run_.model if isinstance(m, nn.Linear)] == [8, 4, 1]
 
 
-@drowned
+@dominated
 def test_a_pickle_holds_a_fair_private_model() -> None:
     X, y, s, _ = people(100)
     fitted = FairPrivateClassifier(
@@ -377,7 +377,7 @@ def test_a_given_constraint_keeps_its_tolerance_unless_told() -> None:
     assert estimator.fit(X, y, sensitive_features=s).run_.constraint.tolerance == 0.1
 
 
-@drowned
+@dominated
 def test_regression_with_equal_errors() -> None:
     X, _, s, users = people()
     fitted = FairPrivateRegressor(
@@ -421,7 +421,7 @@ def test_settings_of_numpys_types_are_kept_as_given() -> None:
 # --- The ledger -----------------------------------------------------------------------------------
 
 
-@drowned
+@dominated
 def test_a_weighted_row_has_room_below_the_clip_bound() -> None:
     X, y, s, _ = people(100)
     estimator = FairPrivateClassifier(epsilon=3.0, rounds=2, feature_range=RANGE)
@@ -432,7 +432,7 @@ def test_a_weighted_row_has_room_below_the_clip_bound() -> None:
     assert estimator.run_.settings["clip"]["bound"] == 7.0
 
 
-@drowned
+@dominated
 def test_a_search_over_epsilon_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
@@ -484,7 +484,7 @@ def test_a_search_over_epsilon_adds_up(tmp_path: Path, monkeypatch: pytest.Monke
     assert fpfl.tuning_cost(file).epsilon > cost.epsilon
 
 
-@drowned
+@dominated
 @pytest.mark.filterwarnings("ignore:the population's budget is spent:fpfl.FpflWarning")
 def test_a_search_that_spends_its_budget(tmp_path: Path) -> None:
     """Fits that got no round fail as scikit-learn's users know it; what was charged is told."""
@@ -515,7 +515,7 @@ def test_a_search_that_spends_its_budget(tmp_path: Path) -> None:
         search.set_params(error_score="raise").fit(X, y)
 
 
-@drowned
+@dominated
 def test_a_budget_that_is_too_small_warns_and_then_raises(tmp_path: Path) -> None:
     X, y, _, _ = people(100)
     file = tmp_path / "people.jsonl"
@@ -533,7 +533,7 @@ def test_a_budget_that_is_too_small_warns_and_then_raises(tmp_path: Path) -> Non
         clone(estimator).fit(*people(150)[:2])
 
 
-@drowned
+@dominated
 def test_the_page_prints_what_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -111,7 +111,7 @@ def test_separate_gradients_are_combined_as_one_would_be() -> None:
     paper = CohortEngine(model, data, dataclasses.replace(constraint, rates=rates))
     users, w, N = np.arange(20), model.vector(), 7.0
     totals = paper.layout.totals(vectors(paper, w, users).sum(0), N, 1e-9)
-    inner = fpfl.OneGradient(memory=0.0, high=1e9, low=0.0, rate=0.01, damping=0.01)
+    inner = fpfl.OneGradient(decay=0.0, high=1e9, low=0.0, multiplier_lr=0.01, damping=0.01)
     state, direction = SeparateGradients(inner).update(MethodState.zeros(2, 2), totals, 0.02)
     weights = inner.weights(state, N, 0.02)
     one = CohortEngine(model, data, constraint, form="one-gradient")

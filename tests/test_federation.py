@@ -41,7 +41,7 @@ from fpfl.federation.secagg import Abandoned, Authority, GraphChoice
 from fpfl.federation.secagg.client import _signed
 from fpfl.runs.ledger import RunLedger
 
-pytestmark = pytest.mark.filterwarnings("ignore::fpfl.FpflWarning", "ignore:the noise drowns")
+pytestmark = pytest.mark.filterwarnings("ignore::fpfl.FpflWarning", "ignore:the noise dominates")
 
 METHODS = {
     "one gradient": {"method": fpfl.OneGradient()},

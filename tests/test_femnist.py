@@ -447,7 +447,7 @@ def test_a_table_that_was_cut_off_is_gone_on_with(tmp_path, capsys, monkeypatch)
     assert "--out" in capsys.readouterr().err
     (out / "results.json").write_text("[{}]")
     assert main(["femnist", "--out", str(out), "--resume", *arguments]) == 2
-    assert "cannot be gone on with" in capsys.readouterr().err
+    assert "cannot be resumed" in capsys.readouterr().err
 
 
 def test_what_a_run_is_one_of() -> None:

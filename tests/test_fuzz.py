@@ -36,7 +36,7 @@ from fpfl.aggregation.clipping import DenseRows, clip, clip_rules, clipped_sum
 from fpfl.callbacks.progress import accuracy_words, averaged_words, gap_words
 from fpfl.config import Config, load_config, load_data, run_config
 from fpfl.data import open_population
-from fpfl.methods import MMDM, Broadcasting, MethodState, OneGradient, Tran, Unconstrained
+from fpfl.methods import MMDM, MethodState, OneGradient, ReweightingMethod, Tran, Unconstrained
 from fpfl.privacy.budget import PopulationLedger
 from fpfl.privacy.conventions import BudgetExhaustedError
 from fpfl.privacy.settings import Clipping
@@ -239,7 +239,7 @@ VALID: list[dict[str, Any]] = [
         "constraint": {"kind": "equalized_odds", "by": ["sex"]},
         "method": {
             "kind": "one-gradient", "damping": 1.0, "rate": 0.2, "tolerance": "constraint",
-            "memory": 0.5, "spread": "none", "low": 0.0, "high": 3.0, "standin": "rate",
+            "memory": 0.5, "spread": "none", "low": 0.0, "high": 3.0, "surrogate": "rate",
         },
     },
 ]  # fmt: skip
@@ -328,7 +328,7 @@ NEAR: list[tuple[tuple[str, ...], str, st.SearchStrategy[Any]]] = [
     (("method",), "kind", WORDS),
     *((("method",), key, REAL) for key in ("damping", "rate", "tolerance", "max_multiplier",
       "memory", "spread", "low", "high")),
-    *((("method",), key, WORDS) for key in ("tolerance", "spread", "standin")),
+    *((("method",), key, WORDS) for key in ("tolerance", "spread", "surrogate")),
     # Calibrating cohorts of a fixed size to a tiny ε takes its time.
     (("privacy",), "epsilon", REAL.filter(lambda e: not 0 < e < 0.5)),
     *((("privacy",), key, REAL) for key in ("noise_multiplier", "delta", "clip", "budget")),
@@ -804,9 +804,9 @@ METHODS = [
     Tran(),
     Unconstrained(),
     OneGradient(),
-    OneGradient(tolerance=None, memory=0.0, spread=None),
-    OneGradient(damping=0.0, rate=50.0, standin="rate", ratchet=True),
-    OneGradient(damping=1e6, rate=1e6, low=1.0, high=1.0),
+    OneGradient(tolerance=None, decay=0.0, spread=None),
+    OneGradient(damping=0.0, multiplier_lr=50.0, surrogate="rate", ratchet=True),
+    OneGradient(damping=1e6, multiplier_lr=1e6, low=1.0, high=1.0),
 ]
 
 
@@ -841,7 +841,7 @@ def test_any_totals_go_through_the_server(
         method = Unconstrained()
     groups = len(layout.rates), len(layout.groups)
     state = MethodState.zeros(*groups)
-    if isinstance(method, Broadcasting):
+    if isinstance(method, ReweightingMethod):
         layout = replace(layout, form="one-gradient")  # the beginning of a longer vector
         state = method.begin(*groups, torch.device("cpu"))
         broadcast(method, state, 3.0, 0.02)
@@ -851,7 +851,7 @@ def test_any_totals_go_through_the_server(
         totals = layout.totals(v[: layout.size], 3.0, smallest, noise)
         state, direction = method.update(state, totals, 0.02)
         assert direction.shape == w.shape
-        if isinstance(method, Broadcasting):
+        if isinstance(method, ReweightingMethod):
             broadcast(method, state, 3.0, 0.02)
         else:
             assert bool((state.multipliers >= 0).all()), "a multiplier is negative or no number"

@@ -148,7 +148,7 @@ def test_a_rate_of_ones_own_follows_from_the_confusion_matrix(population: Make) 
         "regret",
         condition=lambda y: y >= 0,
         true=lambda p, y: torch.where(y == 1, 0.25, 1.0) * (p != y),
-        standin=lambda s, y: s[..., 0],
+        surrogate=lambda s, y: s[..., 0],
     )
     data, model = population(users=150), linear()
     result = counted(data, Constraint((own,), ("sex",)), model, bound=20.0)

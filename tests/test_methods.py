@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -12,9 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import fpfl
 from fpfl import BMDM, MMDM, Constraint, Rate, Tran
+from fpfl.config import Config, make_method
+from fpfl.config.sections import MethodConfig
 from fpfl.fairness import Totals
-from fpfl.methods import MethodState, Unconstrained
+from fpfl.methods import REGISTER, MethodState, Unconstrained
+from fpfl.methods.base import about, register
+from fpfl.training.spec import plain_value
 from fpfl.users import CohortEngine, FlatModel, task
 
 ALPHA = 0.02
@@ -48,7 +57,7 @@ def test_mmdm_direction_is_its_formula(seed: int, damping: float, rate: float) -
     """∇L/N + Σ_a β_a ∇F_a with β_a = Σ_b κ_b/n' − κ_a/n'_a, for every rate."""
     totals = random_totals(seed)
     state = state_of(totals, seed)
-    new, direction = MMDM(damping=damping, rate=rate).update(state, totals, ALPHA)
+    new, direction = MMDM(damping=damping, multiplier_lr=rate).update(state, totals, ALPHA)
     D = totals.overall_F[:, None] / totals.overall_n[:, None] - totals.F / totals.n
     h = D.abs() - ALPHA
     g = h.clamp(min=0)
@@ -76,7 +85,7 @@ def test_no_damping_is_bmdm_bit_for_bit(seed: int) -> None:
     expected = totals.loss_gradient / totals.normaliser + (
         overall @ totals.overall_F_gradient - by_group
     )
-    for method in (MMDM(damping=0.0, rate=0.01), BMDM(rate=0.01)):
+    for method in (MMDM(damping=0.0, multiplier_lr=0.01), BMDM(multiplier_lr=0.01)):
         new, direction = method.update(state, totals, ALPHA)
         assert torch.equal(new.multipliers, lam)
         assert torch.equal(direction, expected)
@@ -88,7 +97,7 @@ def smooth_rate() -> Rate:
         "smooth",
         condition=lambda y: torch.ones_like(y, dtype=torch.bool),
         true=lambda p, y: torch.sigmoid(p - y),
-        standin=lambda s, y: torch.sigmoid(s - y),
+        surrogate=lambda s, y: torch.sigmoid(s - y),
         kind="regression",
     )
 
@@ -110,7 +119,7 @@ def test_direction_is_autograd_of_the_lagrangian(attributes, damping: float) -> 
     rows = vectors(engine, w, np.arange(data.population))
     totals = engine.layout.totals(rows.sum(0), normaliser=17.0)
     state = MethodState(torch.full(totals.F.shape, 0.3, dtype=torch.float64))
-    new, direction = MMDM(damping=damping, rate=0.01).update(state, totals, 0.001)
+    new, direction = MMDM(damping=damping, multiplier_lr=0.01).update(state, totals, 0.001)
     assert bool((totals.differences().abs() > 0.001).any())
 
     member = engine.groups.membership(data.attributes).double()
@@ -130,7 +139,9 @@ def test_direction_is_autograd_of_the_lagrangian(attributes, damping: float) -> 
 def test_tran_uses_unsigned_slopes_and_caps_the_multipliers() -> None:
     totals = random_totals(3)
     state = MethodState(torch.full(totals.F.shape, 0.049).double())
-    new, direction = Tran(rate=1.0, max_multiplier=0.05).update(state, totals, tolerance=0.9)
+    new, direction = Tran(multiplier_lr=1.0, max_multiplier=0.05).update(
+        state, totals, tolerance=0.9
+    )
     assert float(new.multipliers.max()) == 0.05
     slopes = (
         totals.overall_F_gradient[:, None] / totals.overall_n[:, None, None]
@@ -188,9 +199,71 @@ def test_the_methods_own_tolerance_replaces_the_constraints() -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: MMDM(damping=-1), lambda: MMDM(rate=-0.1), lambda: MMDM(tolerance=1.0),
-             lambda: Tran(max_multiplier=-1), lambda: Tran(rate=float("nan"))],
+    "make", [lambda: MMDM(damping=-1), lambda: MMDM(multiplier_lr=-0.1),
+             lambda: MMDM(tolerance=1.0),
+             lambda: Tran(max_multiplier=-1), lambda: Tran(multiplier_lr=float("nan"))],
 )  # fmt: skip
 def test_bad_settings_are_refused(make) -> None:
     with pytest.raises(ValueError, match="must be"):
         make()
+
+
+def test_old_names_of_settings_are_taken() -> None:
+    """What 0.1.0 called rate, memory and standin; in code, pickles, and files."""
+    assert MMDM(rate=0.3) == MMDM(multiplier_lr=0.3)
+    assert BMDM(rate=0.3) == BMDM(0.3)
+    old = fpfl.OneGradient(rate=0.2, memory=0.5, standin="rate")
+    assert old == fpfl.OneGradient(multiplier_lr=0.2, decay=0.5, surrogate="rate")
+    assert (old.rate, old.memory, old.standin) == (0.2, 0.5, "rate")
+    with pytest.raises(TypeError, match="rate and multiplier_lr"):
+        MMDM(rate=0.1, multiplier_lr=0.2)
+    pickled = object.__new__(MMDM)
+    pickled.__setstate__({"damping": 1.0, "rate": 0.4, "tolerance": None})
+    assert pickled == MMDM(1.0, 0.4)
+    assert pickle.loads(pickle.dumps(old)) == old
+    assert plain_value(old)["rate"] == 0.2  # as run.json and fingerprints have it
+    rate = fpfl.Rate("r", lambda y: y, lambda p, y: p, standin=lambda s, y: s)
+    assert rate.standin is rate.surrogate
+
+
+@pytest.fixture
+def counting():
+    """A method of one's own, as a file of `fpfl.methods` would have it."""
+
+    @dataclass(frozen=True)
+    class CountedState(MethodState):
+        rounds: int = 0
+
+    @register("counted", "a method that counts rounds", states=(CountedState,))
+    @dataclass(frozen=True)
+    class Counted:
+        pace: float = 0.5
+        word: Literal["a", "b"] = "a"
+
+        def update(self, state, totals, tolerance):
+            return state, totals.loss_gradient
+
+    yield Counted
+    del REGISTER["counted"]
+
+
+def test_a_registered_method_is_known_everywhere(counting) -> None:
+    """By its name in configs, by its class in reports; nothing else is told of it."""
+    method = MethodConfig.model_validate({"kind": "counted", "pace": 2, "word": "b"})
+    config = Config.model_validate(
+        {"data": {"name": "adult"}, "training": {"cohort": 2, "rounds": 1}, "method": method}
+    )
+    assert make_method(config) == counting(2.0, "b")
+    assert about("Counted") == "a method that counts rounds"
+    for values, message in (({"pace": "fast"}, "pace is 'fast'"), ({"word": "c"}, "word is 'c'"),
+                            ({"speed": 1}, "which has pace, word")):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            MethodConfig.model_validate({"kind": "counted", **values})
+    with pytest.raises(ValueError, match="already"):
+        register("counted", "again")(counting)
+
+
+def test_every_file_of_the_folder_is_there() -> None:
+    modules = {entry.make.__module__ for entry in REGISTER.values()}
+    files = {path.stem for path in Path(fpfl.methods.__file__).parent.glob("*.py")}
+    assert modules == {f"fpfl.methods.{stem}" for stem in files - {"__init__", "base"}}

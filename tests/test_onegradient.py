@@ -52,11 +52,11 @@ def objective(engine: CohortEngine, w: Tensor, part: slice, weights: Weights | N
                 continue
             b = float(weights.overall[r])
             b += sum(float(weights.groups[r, g]) for g in range(len(engine.groups)) if member[i, g])
-            slopes = rate.loss_slopes(schema.classes) if engine.standin == "loss" else None
+            slopes = rate.loss_slopes(schema.classes) if engine.surrogate == "loss" else None
             if slopes is None:
                 b = min(max(b, 1.0 - weights.high), weights.high - 1.0)
                 b *= 0.1 if schema.classes is None else 1.0
-                own = own + b * rate.standin(task.scores(output, schema), y)[i]
+                own = own + b * rate.surrogate(task.scores(output, schema), y)[i]
             else:
                 omega += float(slopes[0 if schema.classes is None else int(y[i])]) * b
         if found:
@@ -86,19 +86,19 @@ def gradients_by_hand(engine: CohortEngine, w: Tensor, weights: Weights | None) 
     constraint=st.sampled_from(list(CONSTRAINTS)),
     sizes=SIZES,
     classes=st.sampled_from([2, 3]),
-    standin=st.sampled_from(["loss", "rate"]),
+    surrogate=st.sampled_from(["loss", "rate"]),
     memory=st.sampled_from([1, 3_000, 10**9]),
     shares=st.integers(1, 2),
     seed=st.integers(0, 1000),
 )
 @settings(max_examples=8)
 def test_every_path_equals_the_loop(
-    model, constraint, sizes, classes, standin, memory, shares, seed
+    model, constraint, sizes, classes, surrogate, memory, shares, seed
 ):
     """One gradient and the counts of every user, whatever the model, groups, chunks and shares."""
     engine = make(
         model, constraint, sizes, classes, seed, basis="split", memory=memory,
-        form="one-gradient", standin=standin,
+        form="one-gradient", surrogate=surrogate,
     )  # fmt: skip
     paper = make(model, constraint, sizes, classes, seed, basis="split")
     users, w = np.arange(len(sizes)), engine.model.vector()
@@ -149,9 +149,9 @@ def test_local_steps_equal_the_loop(model, constraint, classes, memory) -> None:
 
 
 def test_a_regression_shifts_its_targets() -> None:
-    """The stand-in of a mean prediction is linear: ½ (o − t)² + τ o is a shift of t by −τ."""
+    """The surrogate of a mean prediction is linear: ½ (o − t)² + τ o is a shift of t by −τ."""
     label_range = (-5.0, 5.0)
-    for made, standin in [
+    for made, surrogate in [
         ((rates.mean_prediction,), "loss"),
         ((rates.squared_error,), "loss"),
         ((rates.absolute_error,), "loss"),
@@ -162,7 +162,7 @@ def test_a_regression_shifts_its_targets() -> None:
         model = FlatModel.of(nn.Linear(5, 1).double())
         both = tuple(rate(label_range) for rate in made)
         constraint = Constraint(both, ("sex",), label_range=label_range)
-        engine = CohortEngine(model, data, constraint, form="one-gradient", standin=standin)
+        engine = CohortEngine(model, data, constraint, form="one-gradient", surrogate=surrogate)
         weights, w = some_weights(engine, 1), model.vector()
         given_ = vectors(engine, w, np.arange(12), weights=weights)
         wanted = gradients_by_hand(engine, w, weights)
@@ -175,10 +175,10 @@ def test_one_gradient_is_what_the_paper_form_would_have_combined(constraint, cla
     """Σ_k of the one gradient, over N = ∇L/N + Σ_a κ_a (∇F/n' − ∇F_a/n'_a), to rounding."""
     how = {"sizes": [4, 2, 0, 7, 1], "classes": classes, "seed": 5}
     paper = make("perceptron", constraint, **how)
-    one = make("perceptron", constraint, **how, form="one-gradient", standin="rate")
+    one = make("perceptron", constraint, **how, form="one-gradient", surrogate="rate")
     users, w, N = np.arange(5), paper.model.vector(), 3.0
     totals = paper.layout.totals(vectors(paper, w, users).sum(0), N, 1e-9)
-    method = OneGradient(high=1e9, memory=0.0, standin="rate", tolerance=None)
+    method = OneGradient(high=1e9, decay=0.0, surrogate="rate", tolerance=None)
     state = method.begin(*totals.F.shape, w.device)
     state, _ = method.update(state, totals, ALPHA)
     weights = method.weights(state, N, ALPHA)
@@ -248,7 +248,7 @@ def test_the_multipliers_take_proximal_steps(rounds, memory) -> None:
     """Against the argmax of λ D − α |λ| − (λ − λ_old)²/2γ on a grid, and plain weighted sums."""
     groups = min(map(len, rounds))
     method = OneGradient(
-        rate=0.3, damping=2.0, memory=memory, spread=None, tolerance=None, high=1e9
+        multiplier_lr=0.3, damping=2.0, decay=memory, spread=None, tolerance=None, high=1e9
     )
     state = method.begin(1, groups, torch.device("cpu"))
     wanted, grid = np.zeros(groups), np.linspace(-2.0, 2.0, 40_001)
@@ -278,7 +278,7 @@ def test_the_multipliers_take_proximal_steps(rounds, memory) -> None:
 
 
 def test_multipliers_come_down_inside_the_tolerance_and_act_there() -> None:
-    method = OneGradient(rate=0.5, memory=0.0, tolerance=None, high=1e9)
+    method = OneGradient(multiplier_lr=0.5, decay=0.0, tolerance=None, high=1e9)
     state = method.begin(1, 2, torch.device("cpu"))
     unfair, fair = (
         made_totals([[10.0, 2.0]], [[20.0, 20.0]]),
@@ -305,7 +305,7 @@ def test_multipliers_come_down_inside_the_tolerance_and_act_there() -> None:
 @pytest.mark.parametrize("ratchet", [False, True])
 def test_counts_that_say_nothing_rest(ratchet) -> None:
     """A group below the smallest count has no weight and keeps its multiplier."""
-    method = OneGradient(memory=0.0, rate=3.0, ratchet=ratchet)
+    method = OneGradient(decay=0.0, multiplier_lr=3.0, ratchet=ratchet)
     state = method.begin(1, 2, torch.device("cpu"))
     assert not bool(method.weights(state, 200.0, ALPHA).groups.any())  # before the first round
     known = replace(made_totals([[9.0, 2.0]], [[10.0, 10.0]]), normaliser=200.0)
@@ -326,7 +326,7 @@ def test_a_rate_that_errors_move_both_ways_keeps_its_own_standin() -> None:
         "mean class",
         condition=lambda y: y >= 0,
         true=lambda p, y: p.float() / 2,
-        standin=lambda s, y: s[..., 1] / 2 + s[..., 2],
+        surrogate=lambda s, y: s[..., 1] / 2 + s[..., 2],
     )
     assert mean_class.loss_slopes(3) is None
     assert replace(mean_class, condition=lambda y: y == 2).loss_slopes(3).tolist() == [0, 0, -1]
@@ -349,7 +349,7 @@ class Counted(MethodState):
 class Constant:
     """A broadcasting method of somebody's own."""
 
-    standin: str = "loss"
+    surrogate: str = "loss"
 
     def begin(self, rates: int, groups: int, device: torch.device) -> Counted:
         return Counted(torch.zeros(rates, groups, device=device))
@@ -368,7 +368,7 @@ def test_a_broadcasting_method_of_ones_own(tmp_path) -> None:
     with pytest.raises(ValueError, match="cannot keep the method's state, a Counted"):
         trained(data, method=Constant(), folder=tmp_path / "run", **how)
     assert not (tmp_path / "run").exists()
-    with pytest.raises(ValueError, match="a standin in"):
+    with pytest.raises(ValueError, match="a surrogate in"):
         trained(data, method=Constant("Loss"), **how)
 
     class Odd(fpfl.MMDM):
@@ -394,7 +394,7 @@ def test_local_steps_that_run_away_send_nothing_but_counts() -> None:
 @pytest.mark.parametrize("noise", [0.0, 2.0, 20.0])
 def test_gains_follow_how_sure_counts_are(noise) -> None:
     """γ_a ∝ 1/√R_a, R_a = (s/n)² + 1/(4 n), up to `MOST`; the damping shrinks with R_a."""
-    method = OneGradient(rate=0.1, damping=2.0, memory=0.0, high=1e9)
+    method = OneGradient(multiplier_lr=0.1, damping=2.0, decay=0.0, high=1e9)
     n, D = np.array([400.0, 80.0, 12.0]), np.array([0.1, -0.2, 0.3])
     F = n * (0.5 - D)
     totals = replace(
@@ -409,7 +409,7 @@ def test_gains_follow_how_sure_counts_are(noise) -> None:
 
 def test_multipliers_ask_for_no_more_than_samples_can_give() -> None:
     """A small group's weight ends at the range, and so does what everybody else pays for it."""
-    method = OneGradient(rate=5.0, memory=0.0, high=11.0)
+    method = OneGradient(multiplier_lr=5.0, decay=0.0, high=11.0)
     state = method.begin(1, 2, torch.device("cpu"))
     totals = made_totals([[4.0, 20.0]], [[5.0, 95.0]])
     for _ in range(50):
@@ -485,7 +485,7 @@ def test_training_with_one_gradient() -> None:
     for local in (None, FederatedAveraging(3, 0.3)):
         run = trained(
             data, rounds=150, cohort=100, learning_rate=0.5, constraint=constraint,
-            method=OneGradient(rate=0.05), local=local,
+            method=OneGradient(multiplier_lr=0.05), local=local,
         )  # fmt: skip
         after = run.evaluate(data, bootstrap=0)
         assert after.gaps["fnr"].value < 0.5 * before.gaps["fnr"].value
@@ -520,9 +520,9 @@ def test_a_kept_run_goes_on_as_if_nothing_had_happened(tmp_path) -> None:
     "make_method",
     [
         lambda: OneGradient(low=-0.1), lambda: OneGradient(low=2.0), lambda: OneGradient(high=0.5),
-        lambda: OneGradient(high=float("inf")), lambda: OneGradient(memory=1.0),
-        lambda: OneGradient(damping=-1), lambda: OneGradient(rate=-1),
-        lambda: OneGradient(tolerance=1.0), lambda: OneGradient(standin="log"),
+        lambda: OneGradient(high=float("inf")), lambda: OneGradient(decay=1.0),
+        lambda: OneGradient(damping=-1), lambda: OneGradient(multiplier_lr=-1),
+        lambda: OneGradient(tolerance=1.0), lambda: OneGradient(surrogate="log"),
         lambda: FederatedAveraging(0, 0.1), lambda: FederatedAveraging(2, 0.0),
         lambda: FederatedAveraging(2.5, 0.1), lambda: FederatedAveraging(2, float("inf")),
     ],

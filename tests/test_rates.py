@@ -58,7 +58,7 @@ def test_the_stand_in_is_the_rate_where_scores_are_hard(rate, classes):
     counted = rate.condition(y)
     assert counted.dtype == torch.bool
     assert counted.any()
-    assert torch.equal(rate.standin(scores, y)[counted], true[counted].double())
+    assert torch.equal(rate.surrogate(scores, y)[counted], true[counted].double())
     assert bool(((true == 0) | (true == 1)).all())
     assert rate.kind == "classification"
 
@@ -71,7 +71,7 @@ def test_rates_and_stand_ins_are_in_the_unit_interval(seed):
         scores = torch.rand((30, classes), generator=generator).softmax(-1)
         y = torch.randint(classes, (30,), generator=generator)
         for rate in family.values():
-            for f in (rate.evaluate(scores.argmax(-1), y), rate.standin(scores, y)):
+            for f in (rate.evaluate(scores.argmax(-1), y), rate.surrogate(scores, y)):
                 assert f.shape == (30,)
                 assert bool(((f >= 0) & (f <= 1)).all())
     low, high = RANGE
@@ -79,7 +79,7 @@ def test_rates_and_stand_ins_are_in_the_unit_interval(seed):
     for rate in REGRESSION.values():
         f = rate.evaluate(p, y)
         assert bool(((f >= 0) & (f <= 1)).all())
-        assert torch.equal(f, rate.standin(p, y))
+        assert torch.equal(f, rate.surrogate(p, y))
         assert rate.kind == "regression"
 
 
@@ -101,7 +101,7 @@ def test_stand_ins_have_the_gradients_of_the_papers_appendix():
         "selection rate": [[0.0, 1.0], [0.0, 1.0]],
     }
     for name, gradient in expected.items():
-        (found,) = torch.autograd.grad(TWO_CLASSES[name].standin(scores, y).sum(), scores)
+        (found,) = torch.autograd.grad(TWO_CLASSES[name].surrogate(scores, y).sum(), scores)
         assert torch.equal(found, torch.tensor(gradient)), name
 
 
@@ -142,7 +142,7 @@ def test_rates_keep_the_shape_of_a_padded_cohort():
     for rate in TWO_CLASSES.values():
         assert rate.condition(y).shape == (3, 5)
         assert rate.evaluate(scores.argmax(-1), y).shape == (3, 5)
-        assert rate.standin(scores, y).shape == (3, 5)
+        assert rate.surrogate(scores, y).shape == (3, 5)
 
 
 @pytest.mark.parametrize("make", [rates.squared_error, rates.absolute_error, rates.mean_prediction])
@@ -290,5 +290,5 @@ def test_what_constraints_refuse():
 def test_slopes_in_closed_form_are_the_standins(rate) -> None:
     scores = torch.rand(20, 3, dtype=torch.float64, requires_grad=True)
     labels = torch.randint(0, 3, (20,))
-    (wanted,) = torch.autograd.grad(rate.standin(scores, labels).sum(), scores)
+    (wanted,) = torch.autograd.grad(rate.surrogate(scores, labels).sum(), scores)
     torch.testing.assert_close(rate.slope(scores.detach(), labels), wanted)

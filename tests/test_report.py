@@ -57,7 +57,7 @@ def train(folder: Path | fpfl.RunFolder | None, **changed: Any) -> fpfl.Run:
     if how["privacy"] is None:
         how["noise_seed"] = None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the noise drowns so short a run
+        warnings.simplefilter("ignore")  # the noise dominates so short a run
         return fpfl.train(fpfl.mlp(5, seed=0), PEOPLE, **how)
 
 

@@ -115,7 +115,7 @@ def test_a_finished_run_has_everything_and_no_pickle(tmp_path: Path) -> None:
         {"privacy": fpfl.Privacy(noise_multiplier=1.0, convention="replace-one")},
         {"privacy": fpfl.Privacy(noise_multiplier=1.0, clip=fpfl.Clipping(1.0, counts=2.0))},
         {"method": fpfl.OneGradient()},
-        {"method": fpfl.OneGradient(memory=0.5), "local": fpfl.FederatedAveraging(2, 0.1)},
+        {"method": fpfl.OneGradient(decay=0.5), "local": fpfl.FederatedAveraging(2, 0.1)},
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("cut", [2, 3, 7])

@@ -31,7 +31,7 @@ from fpfl.report.reading import read_run
 from fpfl.runs.folder import look, read_fingerprints
 from fpfl.runs.ledger import CopiedRunError, RunLedger
 
-pytestmark = pytest.mark.filterwarnings("ignore::fpfl.FpflWarning", "ignore:the noise drowns")
+pytestmark = pytest.mark.filterwarnings("ignore::fpfl.FpflWarning", "ignore:DP noise dominates")
 
 SAMPLES = Path(__file__).parent / "samples"
 VERSIONS = sorted(path.name for path in SAMPLES.iterdir() if path.is_dir())

@@ -68,7 +68,7 @@ def test_sums_are_the_batchs_and_gradients_match_finite_differences(kind, attrib
         L = task.loss(output, data.labels, schema).sum()
         soft = task.scores(output, schema)
         F = torch.stack(
-            [r.standin(soft, data.labels) * r.condition(data.labels) for r in constraint.rates]
+            [r.surrogate(soft, data.labels) * r.condition(data.labels) for r in constraint.rates]
         )
         return L, F @ member, F.sum(1)
 

@@ -17,7 +17,7 @@ import fpfl
 from fpfl.callbacks.tracking import SEEDED, Names, plain_settings, scalars
 from fpfl.server.loop import RoundEvent
 
-pytestmark = pytest.mark.filterwarnings("ignore:the noise drowns")
+pytestmark = pytest.mark.filterwarnings("ignore:the noise dominates")
 ROUNDS = 6
 
 

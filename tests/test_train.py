@@ -23,7 +23,7 @@ from fpfl.server import Selection, Simulation
 from fpfl.users import CohortEngine, FlatModel
 
 # Tiny populations drown in noise; the tests that are about these warnings catch them.
-pytestmark = pytest.mark.filterwarnings("ignore:the noise drowns")
+pytestmark = pytest.mark.filterwarnings("ignore:the noise dominates")
 
 PRIVATE = Privacy(noise_multiplier=1.0, clip=1.0)
 

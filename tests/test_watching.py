@@ -22,7 +22,7 @@ from rich.console import Console
 import fpfl
 from fpfl.callbacks import progress as released
 from fpfl.callbacks import progress as shown
-from fpfl.callbacks.explain import DROWNED, NO_NOISE, WEAK, Heard, explain_totals, heard
+from fpfl.callbacks.explain import DOMINATED, NO_NOISE, WEAK, Heard, explain_totals, heard
 from fpfl.callbacks.progress import MISSING, Progress, fitting, progress
 from fpfl.federation.rounds import federate
 from fpfl.privacy import accounting
@@ -568,16 +568,16 @@ def test_explained_noise_is_the_plans(counts: float | None) -> None:
     assert n.most == 20 * (2.0 if counts is None else 1.0)
     s = n.noise * (1.0 if counts is None else math.sqrt(2))
     assert training.count_noise == pytest.approx(s)
-    assert f"drowned below {2 * s:,.4g} and clear from {20 * s:,.4g}" in n.words
+    assert f"dominated below {2 * s:,.4g} and clear from {20 * s:,.4g}" in n.words
 
 
 def test_words_for_how_clear_a_count_is() -> None:
     def word(count: float) -> str:
         return Heard("FNR", "a", count, 3.0).word
 
-    assert (DROWNED, WEAK) == (2.0, 20.0)
+    assert (DOMINATED, WEAK) == (2.0, 20.0)
     assert [word(n) for n in (-7.0, 5.9, 6.1, 59.0, 61.0)] == [
-        "drowned", "drowned", "weak", "weak", "clear",
+        "dominated", "dominated", "weak", "weak", "clear",
     ]  # fmt: skip
 
 
@@ -600,7 +600,7 @@ def test_how_far_noise_moves_a_rate(counts: float | None) -> None:
         float((two if counts is None else one + two).std()), rel=0.03
     )
     assert women.moves == pytest.approx(float(rate.std()), rel=0.03)
-    assert (men.word, men.moves) == ("drowned", None)
+    assert (men.word, men.moves) == ("dominated", None)
 
 
 def test_explain_says_how_clear_released_counts_are() -> None:

@@ -97,12 +97,12 @@ class Users:
         present = n.nonzero().flatten().tolist()
         if present:
             if self.binary:
-                standin, f = 1 - output.sigmoid(), output.detach() <= 0
+                surrogate, f = 1 - output.sigmoid(), output.detach() <= 0
             else:
-                standin = output.softmax(dim=1).gather(1, y.unsqueeze(1)).squeeze(1)
+                surrogate = output.softmax(dim=1).gather(1, y.unsqueeze(1)).squeeze(1)
                 f = output.detach().argmax(dim=1) == y
             F = f.to(self.dtype) @ member
-            sums = standin @ member
+            sums = surrogate @ member
             for a in present:
                 parts = torch.autograd.grad(sums[a], self.parameters, retain_graph=True)
                 rows[a] = [g.flatten() for g in parts]

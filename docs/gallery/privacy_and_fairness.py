@@ -30,7 +30,9 @@ QUICK = os.environ.get("FPFL_QUICK") == "1"  # the tests': a few rounds, to see 
 PICTURES = Path(os.environ.get("FPFL_PICTURES", "."))
 COHORT, ROUNDS = 200, 10 if QUICK else 1000
 EPSILONS = (2.0,) if QUICK else (0.5, 2.0, 8.0)
-warnings.simplefilter("ignore", fpfl.FpflWarning)  # of noise that drowns counts: the subject below
+warnings.simplefilter(
+    "ignore", fpfl.FpflWarning
+)  # of noise that dominates counts: the subject below
 
 people = fpfl.load_adult("train").partition(mean=2, seed=0)
 test = fpfl.load_adult("test")

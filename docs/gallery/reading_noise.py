@@ -124,7 +124,7 @@ figure.savefig(PICTURES / "reading_noise_rates.png", dpi=150, metadata={"Descrip
 
 # %% [markdown]
 # A single round's rate says little, and can exceed 1: it is a quotient of two noisy numbers, and
-# nothing is cut off, since that would bend averages. FPFL-1G steers by moving averages of the
+# nothing is cut off, since that would bias averages. FPFL-1G steers by moving averages of the
 # *counts*, from which the blue line is: steadier, and some twenty rounds late. Late steering
 # swings, as the true rate does here. The model that is kept is the mean of the second half of all
 # models, in which the swings cancel.
@@ -133,7 +133,7 @@ figure.savefig(PICTURES / "reading_noise_rates.png", dpi=150, metadata={"Descrip
 # counts still stand out better. The released gradient is mostly noise in both: a step shows
 # nothing, but noise cancels over hundreds of steps, and what users have in common adds up.
 #
-# ## Clipping bends what is counted
+# ## Clipping biases what is counted
 #
 # Noise is not all. In the paper's vector the counts are clipped together with the gradients. A
 # user whom the model gets wrong has a large gradient, is scaled down the most, and so errors
@@ -186,5 +186,5 @@ figure.savefig(PICTURES / "reading_noise_clipping.png", dpi=150, metadata={"Desc
 #
 # - Read averages over rounds, never a single round, and compare the noise of a count with the
 #   count: `fpfl train -v` and the report say both.
-# - A smooth curve can be wrong: the bend from joint clipping has no noise in it at all.
+# - A smooth curve can be wrong: the bias from joint clipping has no noise in it at all.
 # - What decides is n′ of the smallest group in a cohort. Plan for it before training.

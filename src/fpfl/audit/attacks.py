@@ -69,7 +69,7 @@ class GradientCanaries:
         """The log ratio of what the canary's own coordinates show."""
         m = setup.canaries
         places = setup.places(m + 1 if setup.one_gradient else m)
-        # The logit is 0: ∂ℓ/∂o = −1/2, and ∂f/∂o = −1/4 for the stand-in of the FNR.
+        # The logit is 0: ∂ℓ/∂o = −1/2, and ∂f/∂o = −1/4 for the surrogate of the FNR.
         x = -seen.v[:, places["loss_gradient"]][:, :m]
         if setup.constraint and not setup.one_gradient:
             by_group = seen.v[:, places["F_gradient"]].reshape(len(x), setup.groups, m)

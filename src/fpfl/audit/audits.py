@@ -216,7 +216,7 @@ def released(scene: Scene, setting: AuditSettings) -> Seen:
     model = scene.model()
     events: list[RoundEvent] = []
     with warnings.catch_warnings():
-        # A δ for a small population, counts that drown: the audit knows what it asks for.
+        # A δ for a small population, counts that noise dominates: the audit knows what it asks for.
         warnings.simplefilter("ignore")
         run = train(
             model,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fpfl.data.federated import FederatedDataset
 from fpfl.data.schema import Attribute, Schema
 from fpfl.fairness.constraints import Constraint, fnr_parity
-from fpfl.methods import Broadcasting, Method
+from fpfl.methods import Method, ReweightingMethod
 from fpfl.privacy.settings import JOINT, Clipping, Privacy
 from fpfl.privacy.statement import PrivacyStatement
 from fpfl.server.loop import OptimizerFactory
@@ -43,7 +43,7 @@ class Setup:
     @property
     def one_gradient(self) -> bool:
         """Whether users send one gradient, of an objective with broadcast weights."""
-        return isinstance(self.method, Broadcasting)
+        return isinstance(self.method, ReweightingMethod)
 
     @property
     def clipping(self) -> Clipping:

@@ -8,7 +8,7 @@ the most that the part can be,
 with m users in a cohort and n̄ declared samples each. While it runs, from released totals: the
 count n'_a of every rate and group over the noise on it, r = n'_a/s, and a word for that:
 
-    drowned   r < 2     the count says nothing, and its constraint rests that round;
+    dominated   r < 2     the count is below its noise floor: its constraint is skipped that round;
     weak      r < 20    the noise alone moves the rate by several hundredths in a round;
     clear     otherwise.
 
@@ -31,13 +31,13 @@ from fpfl.users.layout import Basis
 if TYPE_CHECKING:
     from rich.console import Console
 
-DROWNED, WEAK = 2.0, 20.0
-"""Counts below so many standard deviations of their noise are drowned, or weak."""
+DOMINATED, WEAK = 2.0, 20.0
+"""Counts below so many standard deviations of their noise are dominated, or weak."""
 TABLES = 4
 """About so many tables are shown while a training runs."""
 NO_NOISE = "No noise is added to the totals: this training is not private."
 
-Audible = Literal["clear", "weak", "drowned"]
+Audible = Literal["clear", "weak", "dominated"]
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ class Heard:
 
     @property
     def word(self) -> Audible:
-        """Clear, weak or drowned (the module's definition)."""
-        return "drowned" if self.ratio < DROWNED else "weak" if self.ratio < WEAK else "clear"
+        """Clear, weak or dominated (the module's definition)."""
+        return "dominated" if self.ratio < DOMINATED else "weak" if self.ratio < WEAK else "clear"
 
 
 def explain_totals(training: Training) -> list[TotalNoise]:
@@ -118,8 +118,8 @@ def _explained(part: Part, training: Training) -> TotalNoise:
         if part.name == "n":
             s = training.count_noise
             words = (
-                f"noise of {s:.4g} on a count n', which is drowned below {DROWNED * s:,.4g} and "
-                f"clear from {WEAK * s:,.4g} on"
+                f"noise of {s:.4g} on a count n', which is dominated below {DOMINATED * s:,.4g} "
+                f"and clear from {WEAK * s:,.4g} on"
             )
     return TotalNoise(what, part.size, part.block, C, noise, most, words)
 
@@ -158,7 +158,7 @@ def _heard(
     count = _mean([n for n, _ in released])
     known = [f for _, f in released if f is not None]
     found = Heard(rate, group, count, noise)
-    if not known or found.word == "drowned":
+    if not known or found.word == "dominated":
         return found
     f = min(max(_mean(list(known)), 0.0), 1.0)
     if basis == "split":

@@ -46,7 +46,7 @@ def worst(row: Row) -> Worst | None:
 
 
 def accuracy_words(row: Row, score: str = "accuracy") -> str:
-    """Empty where v has no counts for it, or the noise drowned them."""
+    """Empty where v has no counts for it, or noise dominates them."""
     return "" if row["accuracy"] is None else f"{score} {row['accuracy']:.3f}"
 
 

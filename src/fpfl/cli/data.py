@@ -41,7 +41,7 @@ def show_alone(words: Sequence[str]) -> list[str]:
 def draft(
     table: Path,
     label: Annotated[str, typer.Option(help="The column to predict.")],
-    user: Annotated[str | None, typer.Option(help="The column that says whose a row is.")] = None,
+    user: Annotated[str | None, typer.Option(help="User id column (the unit of privacy).")] = None,
     groups: Annotated[
         str | None, typer.Option(help="Columns of sensitive attributes, e.g. sex,race.")
     ] = None,

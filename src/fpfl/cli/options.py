@@ -34,12 +34,12 @@ LabelColumn = Annotated[
     str | None, typer.Option(help="The column to predict.", rich_help_panel=_PANEL)
 ]
 UserColumn = Annotated[
-    str | None, typer.Option(help="The column that says whose a row is.", rich_help_panel=_PANEL)
+    str | None, typer.Option(help="User id column (the unit of privacy).", rich_help_panel=_PANEL)
 ]
 Groups = Annotated[
     str | None,
     typer.Option(
-        help="Attributes whose groups to treat alike: sex,race; sex+race: intersections.",
+        help="Sensitive attributes: sex,race; sex+race: intersections.",
         rich_help_panel=_PANEL,
     ),
 ]

@@ -24,13 +24,13 @@ _HEAD = (
     "σ",
     "gradient: noise/C",
     "count noise",
-    "least n'",
+    "smallest n'",
     "error: one round",
     "averaged",
     "run",
-    "α told",
+    "gap resolvable?",
     "ε, server",
-    "vectors sent",
+    "uploads",
 )
 
 _RENAMED = ("parameters", "epsilon", "population", "samples_per_user", "base_rate", "rate",

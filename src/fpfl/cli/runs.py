@@ -34,7 +34,7 @@ def evaluate(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Release a finished model's counts on held-out users once, with noise, and judge by them.
+    """Evaluate a finished model on held-out users with DP and test the constraint.
 
     RUN is the folder of a finished run.
 

@@ -367,7 +367,7 @@ def _fill(
             "spread": spread,
         }
     if constraint is None:
-        # The best of many cohorts is a lucky one where there is nothing else to judge by.
+        # The best of many cohorts is picked by chance where there is nothing else to judge by.
         training["selection"] = "average"
 
 

@@ -1,4 +1,4 @@
-"""Old paths: where the modules of earlier versions are now.
+"""Old names: where the modules of earlier versions are now, and what fields are called now.
 
 Code, pickles and logs of 0.1.0 name modules that were moved. Importing one of them gives the module
 that has its names now. `scripts/move_modules.py` works from the same table.
@@ -7,11 +7,16 @@ that has its names now. `scripts/move_modules.py` works from the same table.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import wraps
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from operator import attrgetter
 from types import ModuleType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 MOVED = {
     "fpfl.arguments": "fpfl.training.spec",
@@ -124,6 +129,16 @@ MOVED = {
 }
 """Modules of 0.1.0, and which one of today has their names."""
 
+_METHOD = {"rate": "multiplier_lr"}
+FIELDS = {
+    "MMDM": _METHOD,
+    "BMDM": _METHOD,
+    "Tran": _METHOD,
+    "OneGradient": _METHOD | {"memory": "decay", "standin": "surrogate"},
+    "Rate": {"standin": "surrogate"},
+}
+"""Fields of 0.1.0 by class (or maker), and what they are called today."""
+
 
 class OldPaths(MetaPathFinder, Loader):
     """Finds moved modules; what it gives is the module of today itself, so classes are the same."""
@@ -151,3 +166,41 @@ def install() -> None:
     """Have old paths found, before others look into a moved package's folder once more."""
     if not any(isinstance(finder, OldPaths) for finder in sys.meta_path):
         sys.meta_path.insert(0, OldPaths())
+
+
+def todays(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a class (or maker) by the names that they have today."""
+    names = FIELDS.get(name, {})
+    twice = [old for old, new in names.items() if old in values and new in values]
+    if twice:
+        raise TypeError(f"{name} was given {twice[0]} and {names[twice[0]]}, its name today: one")
+    return {names.get(key, key): value for key, value in values.items()}
+
+
+def written(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a class by the names that files and fingerprints have: those of 0.1.0.
+
+    Versions can read each other's, and resume or agree by comparing them.
+    """
+    names = {new: old for old, new in FIELDS.get(name, {}).items()}
+    return {names.get(key, key): value for key, value in values.items()}
+
+
+def formerly(made: T) -> T:
+    """Let a dataclass, or a function that makes one, be given fields by their old names, too."""
+    thing: Any = made
+    name, is_class = thing.__name__, isinstance(made, type)
+    make = thing.__init__ if is_class else thing
+
+    @wraps(make)
+    def called(*positional: Any, **given: Any) -> Any:
+        return make(*positional, **todays(name, given))
+
+    if not is_class:
+        return called  # type: ignore[return-value]
+    thing.__init__ = called
+    # As pickles of 0.1.0 have them.
+    thing.__setstate__ = lambda self, state: self.__dict__.update(todays(name, state))
+    for old, new in FIELDS[name].items():
+        setattr(thing, old, property(attrgetter(new)))
+    return made

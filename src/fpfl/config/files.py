@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import tomllib
 import warnings
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
@@ -31,7 +30,6 @@ from fpfl.config.sections import (
     VERSION,
     ClipConfig,
     Config,
-    Kind,
     MethodConfig,
     PrivacyConfig,
     TrainingConfig,
@@ -39,7 +37,7 @@ from fpfl.config.sections import (
 from fpfl.data.federated import FederatedDataset
 from fpfl.data.schema import Schema
 from fpfl.fairness.constraints import BY_NAME, Constraint, equal_error
-from fpfl.methods import BMDM, MMDM, Method, OneGradient, Tran
+from fpfl.methods import REGISTER, Method
 from fpfl.privacy.settings import Clipping, Privacy
 from fpfl.runs.folder import RunFolder, look, read_about
 from fpfl.server.loop import Callback
@@ -66,15 +64,8 @@ __all__ = [
     "with_schema",
 ]
 
-_METHODS: dict[Kind, Callable[..., Method]] = {
-    "mmdm": MMDM,
-    "bmdm": BMDM,
-    "tran": Tran,
-    "one-gradient": OneGradient,
-}
-
 MOST_PARAMETERS = 10**9
-"""Of a perceptron: more are taken for a slip of the pen, before any memory is."""
+"""Of a perceptron: more are rejected as a likely typo, before any memory is."""
 
 _SHOWN = 5
 """So many mistakes of a config are named at a time."""
@@ -202,10 +193,7 @@ def make_method(config: Config) -> Method | None:
     m = config.method
     if m is None:
         return None
-    given = m.model_dump(exclude_none=True, exclude={"kind"})
-    none = {"tolerance": "constraint", "spread": "none"}
-    given = {name: None if none.get(name) == value else value for name, value in given.items()}
-    return _METHODS[m.kind](**given)
+    return REGISTER[m.kind].make(**m.settings)
 
 
 def _completed(config: Config, data: FederatedDataset, keep: RunFolder | None) -> Config:

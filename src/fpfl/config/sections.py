@@ -5,8 +5,10 @@ What they mean is in `fpfl.config`.
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -14,11 +16,14 @@ from pydantic import (
     ConfigDict,
     Field,
     SkipValidation,
+    TypeAdapter,
+    ValidationError,
     model_validator,
 )
 
+from fpfl.compat import todays
 from fpfl.data.table_schema import TableSchema, declared_schema
-from fpfl.methods.base import Standin
+from fpfl.methods import REGISTER
 from fpfl.privacy.plan import Convention, Neighbours
 from fpfl.privacy.settings import Sampling
 from fpfl.server.selection import Rule
@@ -29,30 +34,11 @@ from fpfl.users.precision import Precision
 VERSION = 1
 """Of the config's format: a newer fpfl may read keys that this one does not know."""
 
-Kind = Literal["mmdm", "bmdm", "tran", "one-gradient"]
-
-SETTINGS: dict[Kind, tuple[str, ...]] = {
-    "mmdm": ("damping", "rate", "tolerance"),
-    "bmdm": ("rate", "tolerance"),
-    "tran": ("rate", "max_multiplier"),
-    "one-gradient": (
-        "damping",
-        "rate",
-        "tolerance",
-        "memory",
-        "spread",
-        "low",
-        "high",
-        "standin",
-    ),
-}
-"""Which keys of [method] each kind has; what is left out has the method's own default."""
-
 
 def _sensible(value: float) -> float:
     """Refuse what leaves the range of 32-bit numbers, or whose square leaves that of 64 bits."""
     if value and not 1e-30 <= abs(value) <= 1e30:
-        raise ValueError(f"{value:g} is beyond all sense; give 0, or a size from 1e-30 to 1e30")
+        raise ValueError(f"{value:g} is out of range: give 0, or a size from 1e-30 to 1e30")
     return value
 
 
@@ -225,34 +211,59 @@ class ConstraintConfig(_Section):
 
 
 class MethodConfig(_Section):
-    """How it is enforced.
+    """How it is enforced: one of the methods that `fpfl.methods` has registered, and its settings.
 
-    TOML has no word for None: ``tolerance = "constraint"`` is the constraint's own α, and
-    ``spread = "none"`` treats all groups alike.
+    What is left out has the method's own default. TOML has no word for None: a method says which
+    word it is (``tolerance = "constraint"`` is the constraint's own α).
     """
 
-    kind: Kind = "mmdm"
-    damping: Number | None = None
-    rate: Number | None = None
-    tolerance: Number | Literal["constraint"] | None = None
-    max_multiplier: Number | None = None
-    memory: Number | None = None
-    spread: Number | Literal["none"] | None = None
-    low: Number | None = None
-    high: Number | None = None
-    standin: Standin | None = None
+    kind: str = "mmdm"
+    settings: dict[str, Any] = {}
 
-    @model_validator(mode="after")
-    def _own_keys(self) -> MethodConfig:
-        own = SETTINGS[self.kind]
-        lost = sorted(self.model_fields_set - {"kind", *own})
+    @model_validator(mode="before")
+    @classmethod
+    def _own_settings(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        kind = values.get("kind", "mmdm")
+        method = REGISTER.get(kind) if isinstance(kind, str) else None
+        if method is None:
+            raise ValueError(f"kind is {kind!r}; expected one of {', '.join(REGISTER)}")
+        given = {name: value for name, value in values.items() if name != "kind"}
+        try:
+            given = todays(method.make.__name__, given)
+        except TypeError as error:
+            raise ValueError(str(error)) from error
+        lost = sorted(given.keys() - method.settings.keys())
         if lost:
             raise ValueError(
                 f"{', '.join(lost)} {'is' if len(lost) == 1 else 'are'} no setting of kind = "
-                f"'{self.kind}', which has {', '.join(own)}; remove what does not belong to it, or "
-                "choose another kind"
+                f"'{kind}', which has {', '.join(method.settings)}; remove what does not belong to "
+                "it, or choose another kind"
             )
-        return self
+        words = method.words or {}
+        return {
+            "kind": kind,
+            "settings": {
+                name: None
+                if value == words.get(name, ...)
+                else _checked(name, value, method.settings[name], words.get(name))
+                for name, value in given.items()
+            },
+        }
+
+
+def _checked(name: str, value: Any, hint: Any, word: str | None) -> Any:
+    """A method's setting as its type asks for."""
+    parts = [hint] if get_origin(hint) is Literal else list(get_args(hint)) or [hint]
+    kinds = tuple(Number if part is float else part for part in parts if part is not type(None))
+    try:
+        kind: Any = reduce(or_, kinds)
+        return TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False)).validate_python(value)
+    except ValidationError as error:
+        message = error.errors()[0]["msg"].removeprefix("Value error, ")
+        more = f", or {word!r}" if word else ""
+        raise ValueError(f"{name} is {value!r}: {message}{more}") from error
 
 
 class PrivacyConfig(_Section):
@@ -286,7 +297,8 @@ class Config(_Section):
     def _together(self) -> Config:
         t = self.training
         kind = self.method.kind if self.method else ("one-gradient" if t.suggested else "mmdm")
-        if t.local_steps > 1 and self.constraint is not None and kind != "one-gradient":
+        reweights = REGISTER[kind].reweights
+        if t.local_steps > 1 and self.constraint is not None and not reweights:
             raise ValueError(
                 f"training.local_steps = {t.local_steps} does not go with method.kind = '{kind}', "
                 "whose users send gradients at the model that they are given; use kind = "
@@ -296,7 +308,7 @@ class Config(_Section):
             self._check_suggested(kind)
         return self
 
-    def _check_suggested(self, kind: Kind) -> None:
+    def _check_suggested(self, kind: str) -> None:
         """Refuse what the rules for settings do not cover."""
         said = "training.suggested = true"
         t, p = self.training, self.privacy

@@ -21,7 +21,7 @@ from fpfl.data.schema import Attribute, Schema
 from fpfl.numerics.randomness import stream
 
 MOST_MISSING = 2**31
-"""So many users without samples are taken for a slip of the pen: 16 GiB of offsets."""
+"""So many users without samples are rejected as a likely typo: 16 GiB of offsets."""
 
 NO_CODE = -(2.0**31)
 """No schema declares so many classes or values."""

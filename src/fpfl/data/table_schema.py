@@ -153,7 +153,7 @@ class TableSchema:
     label, features, attributes
         See the classes of this module. An attribute is a feature only where it is listed as one.
     user
-        The column that says whose a row is. None: every row is a user, and what is protected is a
+        User id column (the unit of privacy). None: every row is a user, and what is protected is a
         row, not all that a person has in the table.
     population, samples_per_user
         K, and how many rows a user is expected to have.

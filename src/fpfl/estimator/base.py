@@ -223,7 +223,7 @@ class FairPrivateBase(BaseEstimator):
                 clip=None if privacy else self.clip,
                 learning_rate=rate,
                 normaliser=self.normaliser,
-                # The best of many cohorts is a lucky one where there is nothing else to judge by.
+                # The best of many cohorts is chance where there is nothing else to judge by.
                 selection="average" if constraint is None else None,
                 seed=seed,
                 folder=folder,

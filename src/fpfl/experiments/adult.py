@@ -137,18 +137,18 @@ class SeparateGradients:
 
 
 def with_loss(rate: Rate, classes: int = 2) -> Rate:
-    """The same rate with e(y) ℓ for its stand-in, as OneGradient has it."""
+    """The same rate with e(y) ℓ for its surrogate, as OneGradient has it."""
     slopes = rate.loss_slopes(classes)
     if slopes is None:
         raise ValueError(f"the rate {rate.name!r} does not move with the loss")
     moves = slopes
 
-    def standin(scores: Tensor, labels: Tensor) -> Tensor:
+    def surrogate(scores: Tensor, labels: Tensor) -> Tensor:
         right = scores.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
         # Clamped: the loss of a sample that is surely wrong is not infinite.
         return -moves.to(scores)[labels] * right.clamp(min=1e-12).log()
 
-    return replace(rate, standin=standin, slope=None)
+    return replace(rate, surrogate=surrogate, slope=None)
 
 
 def _separate(settings: Settings) -> Settings:
@@ -173,7 +173,7 @@ def _method(**values: Any) -> Callable[[Settings], Settings]:
 
 
 def _unsteady(settings: Settings) -> Settings:
-    method = replace(settings["method"], ratchet=True, tolerance=None, memory=0.0)
+    method = replace(settings["method"], ratchet=True, tolerance=None, decay=0.0)
     return {"method": method, "selection": "best", "selection_window": 10}
 
 
@@ -185,10 +185,10 @@ def _fixed(settings: Settings) -> Settings:
 CHANGES: dict[str, Callable[[Settings], Settings]] = {
     "separate": _separate,
     "joint": _clipping(counts=None),
-    "rate": _method(standin="rate", low=0.0, high=1e6),
+    "rate": _method(surrogate="rate", low=0.0, high=1e6),
     "unsteady": _unsteady,
     "ratchet": _method(ratchet=True, tolerance=None),
-    "no-averages": _method(memory=0.0),
+    "no-averages": _method(decay=0.0),
     "last": lambda settings: {"selection": "last"},
     "fixed": _fixed,
     "two-counts": _clipping(counts=2.0),

@@ -252,7 +252,7 @@ def _train(
 
     with progress(f"{name:5s}", ROUNDS) as callback, warnings.catch_warnings():
         # It is a demo of noise; what FpflWarning says of it is in every run's own warnings.
-        warnings.filterwarnings("ignore", "the noise drowns")
+        warnings.filterwarnings("ignore", "DP noise dominates")
         run = train(
             model,
             data,

@@ -136,9 +136,9 @@ def train_row(
 
     settings = _settings(row, data, constraint, options)
     with warnings.catch_warnings():
-        # δ = 5e-5 is the paper's, and that noise drowns some constraints is what the table shows.
+        # δ = 5e-5 is the paper's, and that noise dominates some constraints the table shows.
         warnings.simplefilter("ignore", PrivacyWarning)
-        warnings.filterwarnings("ignore", "the noise drowns", FpflWarning)
+        warnings.filterwarnings("ignore", "DP noise dominates", FpflWarning)
         run = train(
             TASKS[row.task].network(row, data, seed).to(options.device),
             data,
@@ -245,11 +245,11 @@ def _rates(evaluation: Evaluation) -> dict[str, dict[str, float]]:
 def _method(row: Row) -> Method | None:
     if row.method == "one-gradient":
         method = OneGradient(tolerance=row.target)
-        return method if row.gamma is None else replace(method, rate=row.gamma)
+        return method if row.gamma is None else replace(method, multiplier_lr=row.gamma)
     if row.method == "tran":
-        return Tran(rate=row.multiplier_rate, max_multiplier=row.max_multiplier)
+        return Tran(multiplier_lr=row.multiplier_rate, max_multiplier=row.max_multiplier)
     if row.method == "mmdm":
-        return MMDM(damping=row.damping, rate=row.multiplier_rate)
+        return MMDM(damping=row.damping, multiplier_lr=row.multiplier_rate)
     return None
 
 

@@ -59,7 +59,7 @@ def read_kept(folder: Path) -> list[Result]:
             keys = [result["run"] for result in found]
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(
-                f"{path} cannot be gone on with ({error!r}); name another folder with --out"
+                f"{path} cannot be resumed ({error!r}); name another folder with --out"
             ) from error
         if len(set(keys)) != len(keys):
             raise ValueError(f"{path} has a run twice; name another folder with --out")

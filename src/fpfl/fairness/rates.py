@@ -4,11 +4,11 @@ A rate is three functions on a batch of samples:
 
 - the *condition* that picks d' (for the false negative rate: y = 1), from the labels alone;
 - the true f, counted on the hard predictions, in [0, 1]: it gives F and with it h, g and signs;
-- its differentiable *stand-in* on the soft scores: it gives ∇F.
+- its differentiable *surrogate* on the soft scores: it gives ∇F.
 
-Where users send one gradient (`fpfl.OneGradient`) the stand-in is the sample's own loss ℓ, times
+Where users send one gradient (`fpfl.OneGradient`) the surrogate is the sample's own loss ℓ, times
 how f moves with it (`Rate.loss_slopes`): a weighted loss cannot be made small by a model that is
-wrong about everybody, which a bounded stand-in can.
+wrong about everybody, which a bounded surrogate can.
 
 The rates here are made once for the same arguments, so that two of them are equal.
 
@@ -26,9 +26,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fpfl.compat import formerly
+
 Kind = Literal["classification", "regression"]
 
 
+@formerly
 @dataclass(frozen=True)
 class Rate:
     """A function of interest.
@@ -41,25 +44,25 @@ class Rate:
         ``condition(labels) -> bool tensor``: which samples are in d'.
     true
         ``true(predictions, labels) -> tensor in [0, 1]``: f itself, on hard predictions.
-    standin
-        ``standin(scores, labels) -> tensor``: a differentiable estimate of f.
+    surrogate
+        ``surrogate(scores, labels) -> tensor``: a differentiable estimate of f.
     kind
         The task it is for.
     binary
         Whether it only makes sense for two classes (a rate that was not told which class is the
         positive one).
     slope
-        ``slope(scores, labels) -> tensor of the scores' shape``: the stand-in's derivative by the
-        scores, where it is known in closed form. Without it torch differentiates the stand-in.
+        ``slope(scores, labels) -> tensor of the scores' shape``: the surrogate's derivative by the
+        scores, where it is known in closed form. Without it torch differentiates the surrogate.
     loss_slope
         For regression: how f moves with the sample's loss, ½ ((ŷ − y)/range)². None where it does
-        not: then its stand-in is used in every method.
+        not: then its surrogate is used in every method.
     """
 
     name: str
     condition: Callable[[Tensor], Tensor]
     true: Callable[[Tensor, Tensor], Tensor]
-    standin: Callable[[Tensor, Tensor], Tensor]
+    surrogate: Callable[[Tensor, Tensor], Tensor]
     kind: Kind = "classification"
     binary: bool = False
     slope: Callable[[Tensor, Tensor], Tensor] | None = None
@@ -111,13 +114,13 @@ def _positive(positive: int | None) -> int:
 
 @cache
 def false_negative_rate(positive: int | None = None) -> Rate:
-    """P[Ŷ ≠ positive | Y = positive]; the stand-in is 1 − ψ(x) (the paper's appendix)."""
+    """P[Ŷ ≠ positive | Y = positive]; the surrogate is 1 − ψ(x) (the paper's appendix)."""
     one = _positive(positive)
     return Rate(
         "FNR",
         condition=lambda y: y == one,
         true=lambda p, y: (p != one).float(),
-        standin=lambda s, y: 1.0 - s[..., one],
+        surrogate=lambda s, y: 1.0 - s[..., one],
         binary=positive is None,
         slope=_column(one, -1.0),
     )
@@ -131,7 +134,7 @@ def false_positive_rate(positive: int | None = None) -> Rate:
         "FPR",
         condition=lambda y: y != one,
         true=lambda p, y: (p == one).float(),
-        standin=lambda s, y: s[..., one],
+        surrogate=lambda s, y: s[..., one],
         binary=positive is None,
         slope=_column(one, 1.0),
     )
@@ -145,7 +148,7 @@ def true_positive_rate(positive: int | None = None) -> Rate:
         "TPR",
         condition=lambda y: y == one,
         true=lambda p, y: (p == one).float(),
-        standin=lambda s, y: s[..., one],
+        surrogate=lambda s, y: s[..., one],
         binary=positive is None,
         slope=_column(one, 1.0),
     )
@@ -155,17 +158,17 @@ def true_positive_rate(positive: int | None = None) -> Rate:
 def class_recall(label: int) -> Rate:
     """P[Ŷ = label | Y = label], for one class of many."""
     rate = true_positive_rate(label)
-    return Rate(f"recall[{label}]", rate.condition, rate.true, rate.standin, slope=rate.slope)
+    return Rate(f"recall[{label}]", rate.condition, rate.true, rate.surrogate, slope=rate.slope)
 
 
 @cache
 def accuracy() -> Rate:
-    """P[Ŷ = Y], for any number of classes; the stand-in is the score of the true class."""
+    """P[Ŷ = Y], for any number of classes; the surrogate is the score of the true class."""
     return Rate(
         "accuracy",
         condition=_everyone,
         true=lambda p, y: (p == y).float(),
-        standin=lambda s, y: s.gather(-1, y.unsqueeze(-1)).squeeze(-1),
+        surrogate=lambda s, y: s.gather(-1, y.unsqueeze(-1)).squeeze(-1),
         slope=lambda s, y: torch.zeros_like(s).scatter_(-1, y.unsqueeze(-1), 1.0),
     )
 
@@ -178,7 +181,7 @@ def selection_rate(positive: int | None = None) -> Rate:
         "selection rate",
         condition=_everyone,
         true=lambda p, y: (p == one).float(),
-        standin=lambda s, y: s[..., one],
+        surrogate=lambda s, y: s[..., one],
         binary=positive is None,
         slope=_column(one, 1.0),
     )
@@ -198,7 +201,7 @@ def squared_error(label_range: tuple[float, float]) -> Rate:
         "squared error",
         condition=_everyone,
         true=lambda p, y: ((p - y) / span) ** 2,
-        standin=lambda s, y: ((s - y) / span) ** 2,
+        surrogate=lambda s, y: ((s - y) / span) ** 2,
         kind="regression",
         loss_slope=2.0,
     )
@@ -211,7 +214,7 @@ def absolute_error(label_range: tuple[float, float]) -> Rate:
         "absolute error",
         condition=_everyone,
         true=lambda p, y: (p - y).abs() / span,
-        standin=lambda s, y: (s - y).abs() / span,
+        surrogate=lambda s, y: (s - y).abs() / span,
         kind="regression",
         loss_slope=1.0,
     )
@@ -224,6 +227,6 @@ def mean_prediction(label_range: tuple[float, float]) -> Rate:
         "mean prediction",
         condition=_everyone,
         true=lambda p, y: (p - low) / span,
-        standin=lambda s, y: (s - low) / span,
+        surrogate=lambda s, y: (s - low) / span,
         kind="regression",
     )

@@ -22,8 +22,8 @@ from functools import cached_property
 from torch import Tensor
 
 SMALLEST_COUNT = 1.0
-"""A released n' below one sample says nothing about a rate: its constraint rests that round. With
-noise the limit is two of the noise's standard deviations, a public number."""
+"""A released n' below one sample says nothing about a rate: its constraint is skipped that
+round. With noise the limit is two of the noise's standard deviations, a public number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +119,7 @@ class Totals(Counts):
     """Counts and gradients of a round, with p parameters.
 
     ``loss_gradient`` is ∇L of shape (p,) and ``normaliser`` the public constant N it is divided
-    by; ``F_gradient`` (R, G, p) and ``overall_F_gradient`` (R, p) are the stand-ins' gradients.
+    by; ``F_gradient`` (R, G, p) and ``overall_F_gradient`` (R, p) are the surrogates' gradients.
     ``noise`` is the standard deviation of the noise on every count, which is public.
     """
 

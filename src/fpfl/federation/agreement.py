@@ -27,7 +27,7 @@ from fpfl.data.federated import FederatedDataset
 from fpfl.data.schema import Schema
 from fpfl.fairness.constraints import Constraint
 from fpfl.federation.secagg import GraphChoice, choose_graph
-from fpfl.methods import Broadcasting, Method
+from fpfl.methods import Method, ReweightingMethod
 from fpfl.privacy.assumptions import Aggregation
 from fpfl.privacy.conventions import SHARED
 from fpfl.privacy.plan import PrivacyPlan
@@ -213,7 +213,9 @@ class Agreement:
     @property
     def chosen_selection(self) -> Rule:
         """The rule of selection."""
-        return self.selection or ("average" if isinstance(self.chosen, Broadcasting) else "best")
+        return self.selection or (
+            "average" if isinstance(self.chosen, ReweightingMethod) else "best"
+        )
 
     @cached_property
     def clipping(self) -> Clipping:
@@ -241,7 +243,7 @@ class Agreement:
             groups,
             basis=self._basis,
             clipped=self.clipping.clipped_share is not None,
-            form="one-gradient" if isinstance(self.chosen, Broadcasting) else "paper",
+            form="one-gradient" if isinstance(self.chosen, ReweightingMethod) else "paper",
         )
 
     @cached_property
@@ -383,8 +385,8 @@ class Agreement:
             basis=self._basis,
             clipped=self.clipping.clipped_share is not None,
             samples_per_user=self.samples_per_user,
-            form="one-gradient" if isinstance(method, Broadcasting) else "paper",
-            standin=method.standin if isinstance(method, Broadcasting) else "loss",
+            form="one-gradient" if isinstance(method, ReweightingMethod) else "paper",
+            surrogate=method.surrogate if isinstance(method, ReweightingMethod) else "loss",
             local=self.local,
             private=True,
             factoring=False,  # each user's vector is written down, and rounded on its own

@@ -21,7 +21,7 @@ holds with probability 1 − p on either side, without approximation, for c = 2 
 end is the least v that the right half admits, the root of a quadratic; the upper end is the lower
 one with F̂ and M̂ in each other's place. Negative sums are set to 0 before, which can only bring X
 nearer to 0. Since Var X is taken at the v in question, a count of no errors leaves about z² B of
-them possible (the rule of three), and counts that drown in their noise admit all of [0, 1].
+them possible (the rule of three), and counts that their noise dominates admit all of [0, 1].
 
 **A group and the whole.** With the rest's value w and the group's share π of n',
 

@@ -28,8 +28,8 @@ def statement(plan: HeldoutPlan, *, seeded: bool) -> list[str]:
     reach = "2C" if plan.sensitivity == 2 else "C"
     counts = math.prod(plan.cells.shape)
     lines = [
-        "Protected: all samples of one held-out user together, not single samples. Compared are "
-        f"two worlds: {_WORLDS[plan.neighbours]}.",
+        "Unit of privacy: held-out user, all samples together. Adjacency: "
+        f"{plan.neighbours}. In words: {_WORLDS[plan.neighbours]}.",
         f"Price: ε = {round_up(plan.epsilon)} at δ = {plan.delta:g}, for one release. Everyone "
         "takes part for certain, so nothing is amplified, and it holds against a server that knows "
         "who is held out, too. (One Gaussian mechanism, by its exact formula.)",
@@ -71,7 +71,7 @@ def repeated(costs: Sequence[tuple[float, float]]) -> str:
 class RateEstimate:
     """A rate of the whole or of a group, in [low, high], and the released n' behind it.
 
-    ``value`` is NaN where n' drowns in its noise; the interval is wide there, not wrong.
+    ``value`` is NaN where noise dominates n'; the interval is wide there, not wrong.
     """
 
     value: float

@@ -19,10 +19,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from fpfl.compat import formerly
 from fpfl.fairness.totals import Totals
-from fpfl.methods.base import MethodState
+from fpfl.methods.base import MethodState, register
 
 
+@register(
+    "mmdm",
+    "the modified method of differential multipliers (FPFL)",
+    words={"tolerance": "constraint"},
+)
+@formerly
 @dataclass(frozen=True)
 class MMDM:
     """MMDM; BMDM, the basic method, is ``damping=0``.
@@ -31,7 +38,7 @@ class MMDM:
     ----------
     damping
         c, the weight of the quadratic penalty that makes the neighbourhood of a solution convex.
-    rate
+    multiplier_lr
         γ, the multipliers' learning rate.
     tolerance
         α to train towards; the constraint's own when it is not given. (Selection and verdicts
@@ -43,11 +50,11 @@ class MMDM:
     """
 
     damping: float = 2.0
-    rate: float = 0.01
+    multiplier_lr: float = 0.01
     tolerance: float | None = None
 
     def __post_init__(self) -> None:
-        check_settings(self.damping, self.rate, self.tolerance)
+        check_settings(self.damping, self.multiplier_lr, self.tolerance)
 
     def update(
         self, state: MethodState, totals: Totals, tolerance: float
@@ -56,19 +63,21 @@ class MMDM:
         alpha = tolerance if self.tolerance is None else self.tolerance
         difference = totals.differences()
         h = difference.abs() - alpha
-        # A NaN (a count that says nothing) compares false: that constraint rests this round.
+        # A NaN (a count below its noise floor) compares false: skipped this round.
         active = h >= 0
         g = torch.where(active, h, torch.zeros_like(h))
-        multipliers = state.multipliers + self.rate * g
+        multipliers = state.multipliers + self.multiplier_lr * g
         strength = multipliers + self.damping * g
         kappa = torch.where(active, difference.sign() * strength, torch.zeros_like(h))
         direction = totals.loss_gradient / totals.normaliser + constraint_direction(kappa, totals)
         return replace(state, multipliers=multipliers), direction
 
 
-def BMDM(rate: float = 0.01, tolerance: float | None = None) -> MMDM:
+@register("bmdm", "the basic method of differential multipliers", words={"tolerance": "constraint"})
+@formerly
+def BMDM(multiplier_lr: float = 0.01, tolerance: float | None = None) -> MMDM:
     """The basic method of differential multipliers: MMDM without the quadratic penalty."""
-    return MMDM(damping=0.0, rate=rate, tolerance=tolerance)
+    return MMDM(damping=0.0, multiplier_lr=multiplier_lr, tolerance=tolerance)
 
 
 def constraint_direction(kappa: Tensor, totals: Totals) -> Tensor:
@@ -83,11 +92,11 @@ def constraint_direction(kappa: Tensor, totals: Totals) -> Tensor:
     return on_overall @ totals.overall_F_gradient - by_group
 
 
-def check_settings(damping: float, rate: float, tolerance: float | None) -> None:
+def check_settings(damping: float, multiplier_lr: float, tolerance: float | None) -> None:
     """Refuse a damping, a learning rate of the multipliers or a tolerance that cannot be one."""
     if not damping >= 0.0:
         raise ValueError(f"damping is {damping}; it must be 0 (BMDM) or more")
-    check_rate(rate)
+    check_rate(multiplier_lr)
     if tolerance is not None and not 0.0 <= tolerance < 1.0:
         raise ValueError(f"tolerance is {tolerance}; it must be in [0, 1)")
 

@@ -16,7 +16,7 @@ positive for D_a ≤ α and negative for −D_a ≤ α. The dual function is λ 
     β = Σ_a κ_a/n̄' for everybody, −κ_a/n̄'_a for group a.
 
 Other than MMDM's, these multipliers come down inside the tolerance, and act there too. With the
-loss in place of a rate's stand-in it is a proxy-Lagrangian (Cotter et al., 2019): constraints that
+loss in place of a rate's surrogate it is a proxy-Lagrangian (Cotter et al., 2019): constraints that
 are counted decide on the multipliers, and a re-weighted loss is descended. There is no proof that
 this converges.
 
@@ -31,7 +31,7 @@ No group's multiplier may ask for more than its samples can give: |κ_a| N/n̄'_
 same for λ_a. Beyond that only the other side of the constraint would move, everybody's rate towards
 the group's: that way a small group whose rate answers slowly would make a model worse for all.
 
-(Where a regression's rate keeps its own stand-in, a tenth of N β is its weight:
+(Where a regression's rate keeps its own surrogate, a tenth of N β is its weight:
 `fpfl.users.weighting` says why.)
 """
 
@@ -44,13 +44,14 @@ from typing import get_args
 import torch
 from torch import Tensor
 
+from fpfl.compat import formerly
 from fpfl.fairness.totals import Totals, Weights
-from fpfl.methods.base import MethodState, Standin
+from fpfl.methods.base import MethodState, Surrogate, register
 from fpfl.methods.mmdm import check_settings
 
 MOST = 6.0
-"""How much faster than ``rate`` says a multiplier may be: beyond, the delay of what it moves would
-make it swing."""
+"""How much faster than ``multiplier_lr`` says a multiplier may be: beyond, the delay of what it
+moves would make it swing."""
 
 LARGEST = 1e15
 """No cohort has as many samples: a count beyond, or one that is no number, says nothing."""
@@ -116,47 +117,54 @@ class AveragedState(MethodState):
         )
 
 
+@register(
+    "one-gradient",
+    "FPFL-1G, one gradient per user with broadcast weights",
+    states=(AveragedState,),
+    words={"tolerance": "constraint", "spread": "none"},
+)
+@formerly
 @dataclass(frozen=True)
 class OneGradient:
     """FPFL-1G.
 
     Parameters
     ----------
-    damping, rate
+    damping, multiplier_lr
         c and γ.
     tolerance
         α to train towards. 0, equality, leaves the constraint's own α for what noise and small
         cohorts hide; None takes that very α.
-    memory
+    decay
         b: how much of the averages of counts is kept from one round to the next. 0: none.
     spread
-        √R_0: the standard deviation of one round's rate of a group that ``rate`` and ``damping``
-        are meant for. None: for all alike.
+        √R_0: the standard deviation of one round's rate of a group that ``multiplier_lr`` and
+        ``damping`` are meant for. None: for all alike.
     low, high
         The range that the weight of a sample's loss is kept in. Below 0 the model would be rewarded
         for being wrong.
-    standin
-        What is differentiated for a rate: ``"loss"``, or the rate's own stand-in (``"rate"``), with
-        which training can run into models that are equally wrong about everybody.
+    surrogate
+        What is differentiated for a rate: ``"loss"``, or the rate's own surrogate (``"rate"``),
+        with which training can run into models that are equally wrong about everybody.
     ratchet
         Multipliers that only grow and act outside the tolerance alone, as MMDM's do: to compare
         with. With a tolerance of 0 they never rest.
     """
 
     damping: float = 2.0
-    rate: float = 0.1
+    multiplier_lr: float = 0.1
     tolerance: float | None = 0.0
-    memory: float = 0.95
+    decay: float = 0.95
     spread: float | None = 0.3
     low: float = 0.05
     high: float = 11.0
-    standin: Standin = "loss"
+    surrogate: Surrogate = "loss"
     ratchet: bool = False
 
     def __post_init__(self) -> None:
-        check_settings(self.damping, self.rate, self.tolerance)
-        if not 0.0 <= self.memory < 1.0:
-            raise ValueError(f"memory is {self.memory}; it must be in [0, 1)")
+        check_settings(self.damping, self.multiplier_lr, self.tolerance)
+        if not 0.0 <= self.decay < 1.0:
+            raise ValueError(f"decay is {self.decay}; it must be in [0, 1)")
         if self.spread is not None and not self.spread > 0.0:
             raise ValueError(f"spread is {self.spread}; it must be positive, or None")
         if not (0.0 <= self.low <= 1.0 <= self.high and math.isfinite(self.high)):
@@ -164,8 +172,10 @@ class OneGradient:
                 f"the weights' range is [{self.low}, {self.high}]; it must contain 1 and begin at "
                 "0 or above"
             )
-        if self.standin not in get_args(Standin):
-            raise ValueError(f"standin is {self.standin!r}; expected one of {get_args(Standin)}")
+        if self.surrogate not in get_args(Surrogate):
+            raise ValueError(
+                f"surrogate is {self.surrogate!r}; expected one of {get_args(Surrogate)}"
+            )
 
     def begin(self, rates: int, groups: int, device: torch.device) -> AveragedState:
         """Nothing is known yet: λ = 0, no averages."""
@@ -176,8 +186,8 @@ class OneGradient:
         self, state: MethodState, totals: Totals, tolerance: float
     ) -> tuple[AveragedState, Tensor]:
         """Average the counts, move the multipliers, and follow the one gradient there is."""
-        state = _averaged(state).with_round(totals, self.memory)
-        rate = self.rate * self._pace(state)
+        state = _averaged(state).with_round(totals, self.decay)
+        rate = self.multiplier_lr * self._pace(state)
         multipliers = self._multipliers(state, rate, self._alpha(tolerance), totals.normaliser)
         direction = totals.loss_gradient / totals.normaliser
         return replace(state, multipliers=multipliers), direction

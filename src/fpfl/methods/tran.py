@@ -14,28 +14,31 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from fpfl.compat import formerly
 from fpfl.fairness.totals import Totals
-from fpfl.methods.base import MethodState
+from fpfl.methods.base import MethodState, register
 from fpfl.methods.mmdm import check_rate
 
 
+@register("tran", "Tran et al.'s dual update")
+@formerly
 @dataclass(frozen=True)
 class Tran:
     """The method of Tran et al.
 
     Parameters
     ----------
-    rate
+    multiplier_lr
         γ, the multipliers' learning rate.
     max_multiplier
         λ_max.
     """
 
-    rate: float = 0.01
+    multiplier_lr: float = 0.01
     max_multiplier: float = 0.05
 
     def __post_init__(self) -> None:
-        check_rate(self.rate)
+        check_rate(self.multiplier_lr)
         if not self.max_multiplier >= 0.0:
             raise ValueError(f"max_multiplier is {self.max_multiplier}; it must be 0 or more")
 
@@ -46,7 +49,9 @@ class Tran:
         difference = totals.differences()
         known = ~difference.isnan()
         violation = torch.where(known, difference.abs(), torch.zeros_like(difference))
-        multipliers = (state.multipliers + self.rate * violation).clamp(max=self.max_multiplier)
+        multipliers = (state.multipliers + self.multiplier_lr * violation).clamp(
+            max=self.max_multiplier
+        )
         overall_n, n = totals.divisors()
         overall = totals.overall_F_gradient / overall_n.unsqueeze(-1)
         groups = totals.F_gradient / n.unsqueeze(-1)

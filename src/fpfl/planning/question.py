@@ -262,7 +262,7 @@ class Question:
         times = 1 if self.counted[0].others is not None else 1 + len(self.groups)
         A, B = moments(self.samples_per_user, self.relevant, (clipping.counts or 1.0) / times)
         noise, found = plan.noise_stddev(COUNTS), []
-        averaging = math.sqrt(effective_rounds(OneGradient().memory, plan.rounds))
+        averaging = math.sqrt(effective_rounds(OneGradient().decay, plan.rounds))
         for each in self.counted:
             error = gap_error(
                 each,

@@ -25,7 +25,7 @@ class Clipping:
         C. Without ``counts`` it bounds the paper's whole vector [∇L, F_a, ∇F_a, n'_a] in ℓ2.
     counts
         C_s: gives the fairness counts a block of their own, written (F, n' − F) and scaled by
-        min(1, C_s/Σ n'), so that clipping cannot bend the measured rates; ``bound`` is then for
+        min(1, C_s/Σ n'), so that clipping cannot bias the measured rates; ``bound`` is then for
         the gradients alone.
     selection
         The bound of the hits and misses that model selection and the history's accuracy come

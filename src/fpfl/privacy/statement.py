@@ -264,8 +264,8 @@ class PrivacyStatement:
         """Return the statement, one sentence or two a line."""
         return [
             *self._warnings(),
-            "Protected: all samples of one user together, not single samples. Compared are two "
-            f"worlds: {_NEIGHBOURS[self.neighbours]}.",
+            "Unit of privacy: user, all samples together. Adjacency: "
+            f"{self.neighbours}. In words: {_NEIGHBOURS[self.neighbours]}.",
             *self._against_outsiders(),
             *self._against_server(),
             *self._how(),

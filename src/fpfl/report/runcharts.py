@@ -76,13 +76,15 @@ def counts_chart(record: RunRecord) -> Chart | None:
     worst = max(known, key=lambda c: c.ratio or 0.0, default=None)
     lost = len(noise) - len(known)
     most = "" if worst is None else f" The noisiest is {_where(worst)}: {worst.ratio:.0%} of n'."
-    drowned = f" {lost} of {len(noise)} counts drown altogether, and have no bar." if lost else ""
+    dominated = (
+        f" {lost} of {len(noise)} counts are dominated altogether, and have no bar." if lost else ""
+    )
     return Chart(
         "counts",
         "Noise on the groups' counts",
         f"The noise on a round's n' (standard deviation {noise[0].noise:.3g}) as a part of the "
         "mean of n' over the rounds: 10% and less is good. Beyond the dashed line, at one half, "
-        f"a round's rate is thrown away as unknown.{drowned}",
+        f"a round's rate is thrown away as unknown.{dominated}",
         f"Bar chart of noise over signal for {len(noise)} counts.{most}",
         data,
         _ratio_axes(),
@@ -95,7 +97,7 @@ def counts_chart(record: RunRecord) -> Chart | None:
                     c.rate,
                     number(c.mean, 1),
                     number(c.noise, 2),
-                    "drowned" if c.ratio is None else f"{c.ratio:.1%}",
+                    "dominated" if c.ratio is None else f"{c.ratio:.1%}",
                 )
                 for c in noise
             ),

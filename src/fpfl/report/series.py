@@ -122,7 +122,7 @@ class CountNoise:
 
     @property
     def ratio(self) -> float | None:
-        """s/mean n'_a; None where the mean is not positive, which the noise drowns altogether."""
+        """s/mean n'_a; None where the mean is not positive, where noise dominates altogether."""
         return self.noise / self.mean if self.mean is not None and self.mean > 0 else None
 
 

@@ -6,18 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fpfl.methods.base import Unconstrained, about
 from fpfl.privacy.assumptions import BEFORE
 from fpfl.privacy.statement import round_up
 from fpfl.report.evaluations import SIMULATION_ONLY, Evaluated, Figure, Gap
 from fpfl.report.reading import RunRecord
 
-_METHODS = {
-    "MMDM": "the modified method of differential multipliers (FPFL)",
-    "OneGradient": "FPFL-1G, one gradient per user with broadcast weights",
-    "BMDM": "the basic method of differential multipliers",
-    "Tran": "Tran et al.'s dual update",
-    "Unconstrained": "plain federated learning, no constraint",
-}
 _SELECTIONS = {
     "best": "the best round's model by released counts",
     "last": "the last model",
@@ -154,7 +148,9 @@ def method_name(record: RunRecord) -> str:
     """The method in words."""
     method = record.settings.get("method")
     kind = method.get("kind") if isinstance(method, dict) else method
-    return _METHODS.get(str(kind), str(kind))
+    if kind == Unconstrained.__name__:
+        return "plain federated learning, no constraint"
+    return about(str(kind)) or str(kind)
 
 
 def when_and_with(record: RunRecord) -> str:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fpfl.fairness.totals import SMALLEST_COUNT, Totals, Weights
-from fpfl.methods.base import Broadcasting, Method, MethodState
+from fpfl.methods.base import Method, MethodState, ReweightingMethod
 from fpfl.privacy.conventions import BudgetExhaustedError
 from fpfl.server.selection import Rule, Selection
 from fpfl.server.state import Keeper, Row, ServerState, moved
@@ -171,7 +171,7 @@ def serve(
 def begin(w: Tensor, settings: ServerSettings) -> ServerState:
     """The state before the first round: w_0 and λ_0 = 0."""
     layout, method = settings.layout, settings.method
-    start = method.begin if isinstance(method, Broadcasting) else MethodState.zeros
+    start = method.begin if isinstance(method, ReweightingMethod) else MethodState.zeros
     return ServerState(
         round=0,
         w=w,
@@ -183,7 +183,7 @@ def begin(w: Tensor, settings: ServerSettings) -> ServerState:
 
 
 def _weights(settings: ServerSettings, state: MethodState) -> Weights | None:
-    if not isinstance(settings.method, Broadcasting):
+    if not isinstance(settings.method, ReweightingMethod):
         return None
     return settings.method.weights(state, settings.normaliser, settings.tolerance)
 

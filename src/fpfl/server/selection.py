@@ -45,7 +45,7 @@ class Selection:
     window
         With ``best``: judge by the counts of so many rounds together, and keep the mean of the
         models that they measured. One cohort's rates are noisy (with 15 positive women an FNR has
-        a standard error of 0.13), and the best of many noisy rounds is mostly a lucky one. 1 is
+        a standard error of 0.13), and the best of many noisy rounds is mostly noise. 1 is
         the paper's rule.
     """
 

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fpfl.fairness.totals import Counts
-from fpfl.methods.base import MethodState
-from fpfl.methods.onegradient import AveragedState
+from fpfl.methods import REGISTER, MethodState
 from fpfl.server.selection import Candidate, Selection
 from fpfl.store.checkpoints import decode, encode
 
@@ -34,7 +33,10 @@ class ServerState:
 
 CLASSES: dict[str, type] = {
     cls.__name__: cls
-    for cls in (ServerState, MethodState, AveragedState, Selection, Candidate, Counts)
+    for cls in (
+        *(ServerState, MethodState, Selection, Candidate, Counts),
+        *(state for method in REGISTER.values() for state in method.states),
+    )
 }
 """What a checkpoint may hold."""
 

@@ -47,7 +47,7 @@ class Run:
     stopped
         Why training stopped early, where it did.
     warnings
-        What a user should know about this run, e.g. a constraint whose noise drowns its signal.
+        What a user should know about this run, e.g. a constraint whose noise dominates its signal.
     settings
         What the run was started with, as plain values.
     """

@@ -21,7 +21,7 @@ from fpfl.aggregation.sums import ThirdParty
 from fpfl.data.federated import FederatedDataset
 from fpfl.data.schema import Schema
 from fpfl.fairness.constraints import Constraint
-from fpfl.methods import Broadcasting, Method
+from fpfl.methods import Method, ReweightingMethod
 from fpfl.numerics.randomness import RoundStreams
 from fpfl.privacy.assumptions import Aggregation, check_declared
 from fpfl.privacy.settings import Clipping, Privacy, Sampling
@@ -45,9 +45,9 @@ from fpfl.training.spec import (
     chosen_method,
     chosen_sampling,
     count_noise,
-    drowned_notes,
     fingerprint,
     memory_budget,
+    noise_notes,
     plain_optimizer,
     plain_value,
     prepared,
@@ -224,7 +224,7 @@ def conduct(
             kept.past.state if kept else None,
             kept.journal if kept else None,
         )
-        notes += drowned_notes(outcome.history, settled.noisy, settled.layout, server.selection)
+        notes += noise_notes(outcome.history, settled.noisy, settled.layout, server.selection)
         notes += kept.past.notes if kept else ()
         for note in (*notes, *([outcome.stopped] if outcome.stopped else [])):
             warnings.warn(note, RunNote, stacklevel=3)
@@ -377,7 +377,7 @@ def train(
     flat, data = prepared(model, data, device)
     method = chosen_method(method, constraint)
     check_broadcasting(method)
-    one_gradient = isinstance(method, Broadcasting)
+    one_gradient = isinstance(method, ReweightingMethod)
     selection = selection or ("average" if one_gradient else "best")
     clipping = chosen_clipping(privacy, clip, method, constraint, data.schema)
     check_settings(
@@ -401,7 +401,7 @@ def train(
         memory=memory_budget(memory, w.device),
         precision=precision,
         form="one-gradient" if one_gradient else "paper",
-        standin=method.standin if isinstance(method, Broadcasting) else "loss",
+        surrogate=method.surrogate if isinstance(method, ReweightingMethod) else "loss",
         local=local,
         private=privacy is not None,
         expected=cohort * (data.schema.samples_per_user or 1.0),

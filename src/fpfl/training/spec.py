@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fpfl.compat import written
 from fpfl.data.federated import FederatedDataset
 from fpfl.data.schema import Schema
 from fpfl.fairness.constraints import Constraint
 from fpfl.fairness.totals import SMALLEST_COUNT
-from fpfl.methods import MMDM, Broadcasting, Method, Unconstrained
-from fpfl.methods.base import Standin
+from fpfl.methods import MMDM, Method, ReweightingMethod, Unconstrained
+from fpfl.methods.base import Surrogate
 from fpfl.privacy.plan import PrivacyPlan
 from fpfl.privacy.sampling import FixedSizeSampling, PoissonSampling
 from fpfl.privacy.settings import Clipping, Privacy, Sampling
@@ -74,16 +75,16 @@ def check_types(
 
 def check_broadcasting(method: Method) -> None:
     """Refuse a method of one's own that has some of what broadcasting takes, and not all of it."""
-    names = ("begin", "weights", "standin")
+    names = ("begin", "weights", "surrogate")
     found = [name for name in names if hasattr(method, name)]
     if not found:
         return
     callables = all(callable(getattr(method, name, None)) for name in names[:2])
-    if not callables or getattr(method, "standin", None) not in get_args(Standin):
+    if not callables or getattr(method, "surrogate", None) not in get_args(Surrogate):
         raise ValueError(
             f"the method {type(method).__name__} has {', '.join(found)}: a method that broadcasts "
-            f"weights needs begin(...), weights(...) and a standin in {get_args(Standin)}; for any "
-            "other choose other names"
+            f"weights needs begin(...), weights(...) and a surrogate in {get_args(Surrogate)}; for "
+            "any other choose other names"
         )
 
 
@@ -157,7 +158,7 @@ def chosen_clipping(
         clip = privacy.clip
     if clip is None or isinstance(clip, Clipping):
         return clip
-    if isinstance(method, Broadcasting):
+    if isinstance(method, ReweightingMethod):
         return with_counts(float(clip), constraint, schema)
     return Clipping(float(clip))
 
@@ -325,7 +326,7 @@ def public_normaliser(
     return float(normaliser)
 
 
-def drowned_notes(
+def noise_notes(
     history: Sequence[Row], third_party: Noisy, layout: Layout, selection: Rule = "best"
 ) -> tuple[str, ...]:
     """Name the constraints whose counts are small against their own noise."""
@@ -337,8 +338,8 @@ def drowned_notes(
     # Only where a round is chosen by it does it matter that the accuracy is mostly noise.
     if selection == "best" and len(unlikely) > 0.05 * len(accuracies):
         notes.append(
-            f"the noise drowns the released accuracy: {len(unlikely)} of {len(accuracies)} rounds "
-            "gave none or one outside [0, 1], so the best round is a lucky one. Use "
+            f"DP noise dominates the released accuracy: {len(unlikely)} of {len(accuracies)} "
+            "rounds gave none or one outside [0, 1], so selection would pick noise. Use "
             "selection='average' or 'last', a selection_window, or larger cohorts"
         )
     if not layout.rates:
@@ -346,18 +347,18 @@ def drowned_notes(
     stddev = count_noise(third_party, layout)
     apart = layout.basis == "split"
     stddev *= 2.0**0.5 if apart else 1.0  # n' is the sum of two noisy numbers there
-    drowned = []
+    dominated = []
     for rate in layout.rates:
         means = {
             group: sum(row["counts"][rate][group] or 0.0 for row in history) / len(history)
             for group in layout.groups
         }
         small = [f"{group} (about {max(n, 0):.0f})" for group, n in means.items() if n < 2 * stddev]
-        drowned += [f"{rate} in {', '.join(small)}"] if small else []
-    if drowned:
+        dominated += [f"{rate} in {', '.join(small)}"] if small else []
+    if dominated:
         notes.append(
-            f"the noise drowns the signal of {'; '.join(drowned)}: a cohort counts fewer samples "
-            f"there than twice the noise of {stddev:.1f}. Take larger cohorts, "
+            f"DP noise dominates the signal of {'; '.join(dominated)}: a cohort counts fewer "
+            f"samples there than twice the noise of {stddev:.1f}. Take larger cohorts, "
             f"{'' if apart else 'give counts a block of their own (Clipping(counts=...)), '}"
             "or merge groups"
         )
@@ -376,5 +377,6 @@ def plain_value(value: Any) -> Any:
     if value is None or isinstance(value, int | float | str):
         return value
     if is_dataclass(value) and not isinstance(value, type):
-        return {"kind": type(value).__name__, **asdict(value)}
+        kind = type(value).__name__
+        return {"kind": kind, **written(kind, asdict(value))}
     return repr(value)

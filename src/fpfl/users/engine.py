@@ -69,7 +69,7 @@ class CohortEngine:
         Its rates and groups decide what is in v; None for plain training.
     basis, selection, clipped, form
         See `Layout`.
-    standin
+    surrogate
         With the form of one gradient: what stands in for a rate (`fpfl.methods`).
     local
         Local steps in place of one gradient at w.
@@ -103,7 +103,7 @@ class CohortEngine:
     precision: Precision = "float32"
     clipped: bool = False
     form: Form = "paper"
-    standin: Literal["loss", "rate"] = "loss"
+    surrogate: Literal["loss", "rate"] = "loss"
     local: FederatedAveraging | None = None
     private: bool = False
     alone: bool = False
@@ -114,8 +114,8 @@ class CohortEngine:
 
     def __post_init__(self) -> None:
         constraint = self.constraint
-        if self.standin not in ("loss", "rate"):
-            raise ValueError(f"standin is {self.standin!r}; expected 'loss' or 'rate'")
+        if self.surrogate not in ("loss", "rate"):
+            raise ValueError(f"surrogate is {self.surrogate!r}; expected 'loss' or 'rate'")
         if self.local is not None and constraint is not None and self.form == "paper":
             raise ValueError(
                 "the paper's form sends gradients at the broadcast model, so it has no local "
@@ -330,7 +330,7 @@ class CohortEngine:
 
     @cached_property
     def _weighting(self) -> Weighting:
-        losses = self.standin == "loss"
+        losses = self.surrogate == "loss"
         return Weighting.of(self._rates, self.data.schema, self.model.vector(), losses=losses)
 
     def _make_ready(self, w: Tensor, batch: Batch) -> None:

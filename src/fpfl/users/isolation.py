@@ -79,7 +79,7 @@ def _tried(engine: CohortEngine) -> bool:
     key = (
         str(module), engine.model.shapes, module.training, w.dtype, str(w.device),
         engine.data.schema, engine.data.input_dtype(w.dtype), repr(engine.constraint),
-        engine.layout, engine.standin, engine.local, engine.precision, engine.threads,
+        engine.layout, engine.surrogate, engine.local, engine.precision, engine.threads,
         torch.get_num_threads(), engine.tile, engine.memory, engine.samples_per_user,
         engine.factoring,
     )  # fmt: skip

@@ -9,7 +9,7 @@ or, where users send one gradient of an objective with broadcast weights (`fpfl.
 followed by the whole's own F, ∇F, n' where the groups do not partition the samples, by the hits and
 misses that model selection needs, and, where it is asked for, by the number of clipped users.
 Counts come in one of two bases: the paper's (F, n'), or "split", (F, n' − F), in which a hit and an
-error have the same norm, so that scaling a user's counts cannot bend the rate that is measured.
+error have the same norm, so that scaling a user's counts cannot bias the rate that is measured.
 """
 
 from __future__ import annotations

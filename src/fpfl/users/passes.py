@@ -1,6 +1,6 @@
 r"""Two ways from a packed batch to the gradients of its cells.
 
-A cell sends 1 + R gradients: of its summed loss L and of its summed stand-ins F_r. Both ways share
+A cell sends 1 + R gradients: of its summed loss L and of its summed surrogates F_r. Both ways share
 one forward pass among them and return the same numbers:
 
 - `LayerPass`: one forward and backward over the whole batch, gradients split by cell in every
@@ -47,7 +47,7 @@ from fpfl.users.steady import in_tiles, steady, tile_for
 
 @dataclass(frozen=True)
 class Objective:
-    """What is differentiated: the loss, and every rate's stand-in where its condition holds.
+    """What is differentiated: the loss, and every rate's surrogate where its condition holds.
 
     ``together``: their sum, in one gradient, with the weights that the batch has in place of
     conditions met.
@@ -68,7 +68,7 @@ class Objective:
         if self.rates:
             soft = task.scores(output, self.schema)
             parts += [
-                (rate.standin(soft, labels) * condition).sum()
+                (rate.surrogate(soft, labels) * condition).sum()
                 for rate, condition in zip(self.rates, conditions, strict=True)
             ]
         sums = torch.stack(parts)
@@ -92,12 +92,12 @@ class Objective:
 
 
 def _gradient(rate: Rate, soft: Tensor, labels: Tensor) -> Tensor:
-    """∂f/∂s of a rate's stand-in for every sample's scores s."""
+    """∂f/∂s of a rate's surrogate for every sample's scores s."""
     if rate.slope is not None:
         return rate.slope(soft, labels)
     with torch.enable_grad():
         leaf = soft.detach().requires_grad_()
-        value = rate.standin(leaf, labels)
+        value = rate.surrogate(leaf, labels)
         if not value.requires_grad:  # it does not depend on the scores
             return torch.zeros_like(leaf)
         return torch.autograd.grad(value, leaf, torch.ones_like(value))[0]

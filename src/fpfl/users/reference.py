@@ -49,7 +49,7 @@ def user_statistics(
     F, grad_F, n = [], [], []
     for rate in constraint.rates:
         in_d = rate.condition(y)
-        f, surrogate = rate.evaluate(predictions, y), rate.standin(scores, y)
+        f, surrogate = rate.evaluate(predictions, y), rate.surrogate(scores, y)
         # The groups, and as the last one everybody.
         for d_a in [*(in_d & a for a in member.T), in_d]:
             F.append(f[d_a].sum())

@@ -8,7 +8,7 @@ stands in for f_r:
 
       ω_i ℓ_i,    ω_i = min(max(1 + Σ_r e_r(y_i) b_{r,i}, low), high).
 
-- its own stand-in, with the weight τ_{r,i} = b_{r,i}, kept in ±(high − 1). In a regression it is a
+- its own surrogate, with the weight τ_{r,i} = b_{r,i}, kept in ±(high − 1). In a regression it is a
   tenth of that: ½ (o − t)² + τ o moves the target t by τ, in units of the label's range, and errors
   of a tenth of the range have the weight that a loss has.
 
@@ -30,7 +30,7 @@ from fpfl.numerics.summing import tree_sum
 from fpfl.users.packing import Batch
 
 SHIFT = 0.1
-"""How far a stand-in of weight 1 moves a regression's target, in units of its range."""
+"""How far a surrogate of weight 1 moves a regression's target, in units of its range."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Weighting:
     ----------
     slopes
         e_r(y), of shape (R, classes), or (R, 1) in a regression; 0 for rates with their own
-        stand-in.
+        surrogate.
     own
-        The numbers of the rates with their own stand-in.
+        The numbers of the rates with their own surrogate.
     unit
         What their weights are multiplied by.
     """
@@ -54,7 +54,7 @@ class Weighting:
 
     @classmethod
     def of(cls, rates: Sequence[Rate], schema: Schema, like: Tensor, *, losses: bool) -> Weighting:
-        """Which stand-in every rate gets: the loss where it may, if ``losses`` are wanted."""
+        """Which surrogate every rate gets: the loss where it may, if ``losses`` are wanted."""
         found = [rate.loss_slopes(schema.classes) if losses else None for rate in rates]
         nothing = torch.zeros(schema.classes or 1)
         slopes = [nothing if slope is None else slope for slope in found]
