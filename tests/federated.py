@@ -196,9 +196,12 @@ def simulated(agreed: Agreement, data: FederatedDataset) -> Run:
         agreed.rounds,
     )
     return conduct(
-        agreed.settled,
-        agreed.flat.vector(),
+        agreed.spec,
+        agreed,
+        agreed.spec.flat.vector(),
         lambda kept: simulation,
+        more=agreed.terms,
+        aggregation=agreed.aggregation,
         where=None,
         data="",
         seeds=(seed, seed),

@@ -103,7 +103,7 @@ class Lying:
             name: [one for one in self.circles[name] if one in dealt and one != name]
             for name in dealt
         }
-        model = broadcast(self.agreed.flat.vector(), None)
+        model = broadcast(self.agreed.spec.flat.vector(), None)
         masked = self._step("mask", {name: model | self._sent(name, partners, dealt)
                                      for name in dealt})  # fmt: skip
         seeds, keys = self._shares(names, set(masked), partners)

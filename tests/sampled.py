@@ -395,7 +395,8 @@ def keys_facts(place: Path) -> dict[str, Any]:
 def agreement_text(agreement: Any) -> dict[str, Any]:
     """What an agreement's fingerprint is a digest of."""
     said = {
-        **agreement.settled.settings,
+        **agreement.spec.settings,
+        **agreement.terms,
         "schema": agreement.schema.as_dict(),
         "scale": agreement.encoding.scale,
         "bits": agreement.bits,

@@ -64,7 +64,7 @@ def step_bound(agreed: Agreement) -> float:
     """How far rounding moves one step of SGD: η/N times the decoded gradient's error."""
     units = agreed.encoding.units[: agreed.layout.parameters].min()
     rounding = agreed.encoding.rounding_bound(agreed.population) / float(units)
-    return agreed.learning_rate * rounding / agreed.settled.server.normaliser
+    return agreed.learning_rate * rounding / agreed.spec.normaliser
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -74,7 +74,7 @@ def test_a_federation_is_the_simulation(method, users, nodes):
     changes = METHODS[method] | {"selection": "last"}
     agreed = with_seed(agreement(users, nodes, **changes), 7)
     one, other = federated(agreed), simulated(agreed, people(users))
-    moved = float((parameters(other) - agreed.flat.vector()).norm())
+    moved = float((parameters(other) - agreed.spec.flat.vector()).norm())
     error = float((parameters(one) - parameters(other)).norm())
     # Twice: where the models differ by the rounding of one round, so do the next gradients.
     bound = 2 * agreed.rounds * step_bound(agreed)
@@ -87,10 +87,10 @@ def test_a_federation_is_the_simulation(method, users, nodes):
 def test_totals_of_a_round_differ_by_the_stated_bound():
     agreed = with_seed(agreement(), 3)
     courier = Memory(agreed)
-    w = agreed.flat.vector()
+    w = agreed.spec.flat.vector()
     v = Federated(agreed, courier, courier.key, b"r" * 16).release(1, w)
     assert agreed.plan is not None
-    noiseless = replace(agreed, privacy=None, clip=agreed.clipping)
+    noiseless = replace(agreed, privacy=None, clip=agreed.spec.clipping)
     other = Memory(noiseless)
     plain = Federated(noiseless, other, other.key, b"r" * 16).release(1, w)
     noise = sum(
@@ -178,7 +178,7 @@ def test_a_trusted_server_adds_the_noise_and_the_statement_says_so():
     )  # fmt: skip
     error = float((parameters(one) - parameters(other)).norm())
     # The ring's rounding has room in the noise: a thousandth more of it than in the simulation.
-    moved = float((parameters(other) - seeded.flat.vector()).norm())
+    moved = float((parameters(other) - seeded.spec.flat.vector()).norm())
     assert error <= 2 * 3 * step_bound(seeded) + 1e-3 * moved
 
 
@@ -192,7 +192,7 @@ def test_a_node_with_one_user_does_the_same_work_either_way(monkeypatch):
         return real(self, engine, round, w, users, key, weights)
 
     monkeypatch.setattr(Contribution, "_summed", counting)
-    w, data = agreed.flat.vector(), dealt(agreed)[0]
+    w, data = agreed.spec.flat.vector(), dealt(agreed)[0]
     for _ in range(20):  # sampled or not
         Contribution(agreed, lambda: data, SystemChance()).vector(1, w, None)
     assert computed == [1] * 20
@@ -210,11 +210,11 @@ def test_answers_are_held_back(monkeypatch, caplog):
     agreed = agreement(hold=30.0)
     data = dealt(agreed)[0]
     contribution = Contribution(agreed, lambda: data, SystemChance())
-    contribution.vector(1, agreed.flat.vector(), None)
+    contribution.vector(1, agreed.spec.flat.vector(), None)
     assert slept == [30.0]
     late = Contribution(agreed, lambda: now.__setitem__(0, 31.0), SystemChance())
     with caplog.at_level(logging.WARNING):
-        late.vector(1, agreed.flat.vector(), None)
+        late.vector(1, agreed.spec.flat.vector(), None)
     assert "agree on more" in caplog.text
     with pytest.raises(ValueError, match="held back"):
         agreement(hold=700.0)
@@ -246,7 +246,7 @@ def test_one_bad_user_harms_no_other_of_its_node(caplog, monkeypatch):
     data = dealt(agreed)[0]
     chance = TestChance(2, 0, 0)
     contribution = Contribution(agreed, lambda: data, chance)
-    w = agreed.flat.vector()
+    w = agreed.spec.flat.vector()
     good = contribution.vector(1, w, None).view(np.int32).astype(int)
     real = Contribution._summed
 
@@ -277,7 +277,7 @@ class Everybody:
 
 
 def sum_of_node(agreed: Agreement, load) -> np.ndarray:
-    sent = Contribution(agreed, load, Everybody()).vector(1, agreed.flat.vector(), None)
+    sent = Contribution(agreed, load, Everybody()).vector(1, agreed.spec.flat.vector(), None)
     return sent.view(np.int32).astype(int)
 
 
@@ -427,7 +427,7 @@ def test_a_round_survives_thirty_percent_of_its_nodes(step, tmp_path):
     noise = 0.0 if late else 3.0  # shares of noise are missing, too
     error = float((parameters(run) - parameters(wanted)).norm())
     stddev = agreed.encoding.noise_stddev(3, agreed.bits or 0)[: agreed.layout.parameters]
-    size = agreed.learning_rate / agreed.settled.server.normaliser * float(stddev.norm())
+    size = agreed.learning_rate / agreed.spec.normaliser * float(stddev.norm())
     assert error <= 2 * step_bound(agreed) + noise * size
     assert charges(tmp_path / "run") == [1]
 
@@ -652,12 +652,12 @@ def test_many_nodes_have_few_neighbours(nodes, monkeypatch):
     assert len(opened.history) == 1
     assert not courier.refused
     present = [i for i in range(nodes) if i not in lost_nodes]
-    w = agreed.flat.vector()
+    w = agreed.spec.flat.vector()
     wanted = np.zeros(agreed.encoding.size, dtype=np.uint32)
     for node in present:
         wanted += contributed(agreed, node, 1, w, None)
     v = agreed.encoding.decoded(wanted, 1)[: agreed.layout.parameters]
-    step = agreed.learning_rate / agreed.settled.server.normaliser
+    step = agreed.learning_rate / agreed.spec.normaliser
     assert torch.allclose(parameters(opened), w - step * v.float(), atol=1e-5)
 
 
@@ -768,10 +768,8 @@ def test_agreements_have_fingerprints():
 
 def test_broadcasts_survive_the_wire():
     agreed = agreement()
-    w = agreed.flat.vector()
-    weights = fpfl.OneGradient().weights(
-        agreed.settled.server.method.begin(1, 2, w.device), 1.0, 0.1
-    )
+    w = agreed.spec.flat.vector()
+    weights = fpfl.OneGradient().weights(agreed.spec.method.begin(1, 2, w.device), 1.0, 0.1)
     again, beside = received(dict(broadcast(w, weights)), agreed)
     assert torch.equal(again, w)
     assert beside is not None

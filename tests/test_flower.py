@@ -115,11 +115,11 @@ def test_a_federation_of_processes_is_the_simulation(federation, monkeypatch):
     model.load_state_dict(load_file(folder / "model.safetensors"))
     found = torch.cat([p.detach().flatten() for p in model.parameters()])
     error = float((found - parameters(wanted)).norm())
-    moved = float((parameters(wanted) - agreed.flat.vector()).norm())
+    moved = float((parameters(wanted) - agreed.spec.flat.vector()).norm())
     # A step of SGD is off by η/N times what rounding moves the gradient's sum by.
     units = float(agreed.encoding.units[: agreed.layout.parameters].min())
     rounding = agreed.encoding.rounding_bound(2 * agreed.cohort) / units
-    bound = ROUNDS * agreed.learning_rate * rounding / agreed.settled.server.normaliser
+    bound = ROUNDS * agreed.learning_rate * rounding / agreed.spec.normaliser
     # The bound is for roundings that all add up; at random they come to about √(m D)/2 steps.
     likely = bound / (4 * agreed.cohort**0.5)
     assert error <= min(bound, likely)

@@ -32,7 +32,7 @@ def agreed_on(nodes: int) -> Agreement:
 
 def hidden(agreed: Agreement) -> dict[bytes, int]:
     """Every node's vector."""
-    w = agreed.flat.vector()
+    w = agreed.spec.flat.vector()
     vectors = (contributed(agreed, node, ROUND, w, None) for node in range(agreed.nodes))
     return {vector.tobytes(): node for node, vector in enumerate(vectors)}
 

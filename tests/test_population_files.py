@@ -22,7 +22,7 @@ from fpfl import FederatedDataset, Schema, evaluate_model, fnr_parity, mlp, trai
 from fpfl.config import load_config, run_config
 from fpfl.data import PopulationWriter, open_population, save_population
 from fpfl.data import files as writer
-from fpfl.training.spec import check_settings
+from fpfl.training.spec import check_data
 
 FILES = ("features.npy", "labels.npy", "attributes.npy", "offsets.npy", "schema.json")
 
@@ -384,10 +384,10 @@ def test_a_group_may_be_empty_for_all_that_is_known(tmp_path: Path) -> None:
     lazy = open_population(data.save(tmp_path / "people"))
     constraint = fnr_parity("sex")
     with pytest.raises(ValueError, match="no sample of"):
-        check_settings(data, constraint, 5, 1, None, 0.1)
-    check_settings(lazy, constraint, 5, 1, None, 0.1)
+        check_data(data, constraint)
+    check_data(lazy, constraint)
     with pytest.raises(ValueError, match="no attribute 'age'"):
-        check_settings(lazy, fnr_parity("age"), 5, 1, None, 0.1)
+        fnr_parity("age").bind(lazy.schema.attributes)
 
 
 def test_a_config_names_a_folder(tmp_path: Path) -> None:

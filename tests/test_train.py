@@ -310,7 +310,7 @@ def test_divergence_stops_with_a_message_and_keeps_a_good_model() -> None:
 
 
 def test_a_drowned_constraint_says_so() -> None:
-    with pytest.warns(fpfl.FpflWarning, match="drowns the signal of FNR in sex=Female"):
+    with pytest.warns(fpfl.FpflWarning, match="DP noise dominates the signal of FNR in sex=Female"):
         quick(make_population(users=60), constraint=fpfl.fnr_parity("sex"),
               privacy=Privacy(noise_multiplier=50.0, clip=1.0))  # fmt: skip
 

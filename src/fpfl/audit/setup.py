@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -13,13 +13,11 @@ from torch import Tensor, nn
 from fpfl.data.federated import FederatedDataset
 from fpfl.data.schema import Attribute, Schema
 from fpfl.fairness.constraints import Constraint, fnr_parity
-from fpfl.methods import Method, ReweightingMethod
+from fpfl.methods import Method, ReweightingMethod, Unconstrained
 from fpfl.privacy.settings import JOINT, Clipping, Privacy
 from fpfl.privacy.statement import PrivacyStatement
 from fpfl.server.loop import OptimizerFactory
-from fpfl.training.defaults import with_counts
-from fpfl.users.engine import make_layout
-from fpfl.users.layout import Form
+from fpfl.training.spec import chosen_clipping, layout_of
 
 CONSTRAINT = fnr_parity("group", tolerance=0.02)
 
@@ -48,10 +46,10 @@ class Setup:
     @property
     def clipping(self) -> Clipping:
         """The clip bounds that training will have; here groups partition the samples."""
-        clip = self.privacy.clip
-        if self.one_gradient and not isinstance(clip, Clipping):
-            return with_counts(float(clip), None, Schema((1,)))
-        return self.privacy.clipping
+        method = self.method or Unconstrained()
+        found = chosen_clipping(self.privacy, None, method, None, Schema((1,)))
+        assert found is not None  # there is privacy
+        return found
 
     @property
     def attributes(self) -> tuple[Attribute, ...]:
@@ -62,15 +60,9 @@ class Setup:
 
     def places(self, parameters: int) -> dict[str, slice]:
         """Where the parts of v stand."""
-        groups = self.constraint.bind(self.attributes) if self.constraint else None
-        clipping = self.clipping
-        form: Form = "one-gradient" if self.one_gradient else "paper"
-        layout = make_layout(parameters, self.constraint, groups, form=form)
-        return replace(
-            layout,
-            basis="paper" if clipping.counts is None else "split",
-            clipped=clipping.clipped_share is not None,
-        ).slices
+        schema = Schema((1,), attributes=self.attributes)
+        method = self.method or Unconstrained()
+        return layout_of(parameters, schema, self.constraint, method, self.clipping).slices
 
 
 @dataclass(frozen=True)

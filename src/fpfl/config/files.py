@@ -228,10 +228,9 @@ def _learning_rate(t: TrainingConfig, p: PrivacyConfig, data: FederatedDataset) 
     privacy = _privacy(p)
     assert privacy is not None  # there is a section
     clipping = privacy.clipping
-    blocks = clipping.blocks(constrained=True, selection=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # training itself will say what there is to say
-        plan = privacy.plan(population=data.K, cohort=t.cohort, rounds=t.rounds, blocks=blocks)
+        plan = privacy.plan(population=data.K, cohort=t.cohort, rounds=t.rounds)
     declared = data.schema.samples_per_user
     samples = declared and min(declared, t.samples_per_user or declared)
     return suggested_learning_rate(clipping, plan.noise_multiplier, t.cohort, t.rounds, samples)

@@ -222,10 +222,9 @@ def _with_noise(row: Row, settings: dict[str, Any], data: FederatedDataset) -> d
 
 
 def _plan(privacy: Privacy, users: int, cohort: int, rounds: int, constrained: bool) -> PrivacyPlan:
-    blocks = privacy.clipping.blocks(constrained=constrained, selection=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PrivacyWarning)
-        return privacy.plan(population=users, cohort=cohort, rounds=rounds, blocks=blocks)
+        return privacy.plan(population=users, cohort=cohort, rounds=rounds, constrained=constrained)
 
 
 def _gap(evaluation: Evaluation, name: str) -> float | None:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fpfl.aggregation.clipping import ClipRule, clip_rules
+from fpfl.aggregation.clipping import ClipRule
 from fpfl.aggregation.encoding import RESERVE, Encoding
 from fpfl.aggregation.noise import SeededNoise, SystemNoise
 from fpfl.aggregation.sums import ThirdParty
@@ -27,28 +27,17 @@ from fpfl.data.federated import FederatedDataset
 from fpfl.data.schema import Schema
 from fpfl.fairness.constraints import Constraint
 from fpfl.federation.secagg import GraphChoice, choose_graph
-from fpfl.methods import Method, ReweightingMethod
+from fpfl.methods import Method
 from fpfl.privacy.assumptions import Aggregation
 from fpfl.privacy.conventions import SHARED
 from fpfl.privacy.plan import PrivacyPlan
 from fpfl.privacy.settings import Clipping, Privacy
 from fpfl.server.loop import OptimizerFactory
 from fpfl.server.selection import Rule
-from fpfl.training.session import Settled
-from fpfl.training.spec import (
-    check_broadcasting,
-    check_numbers,
-    check_types,
-    check_words,
-    chosen_clipping,
-    chosen_method,
-    flat_model,
-    plain_value,
-)
-from fpfl.users import isolation as company
-from fpfl.users.engine import CohortEngine, make_layout
-from fpfl.users.flat import FlatModel
-from fpfl.users.layout import Basis, Layout
+from fpfl.training.spec import TrainingSpec, check_types, flat_model
+from fpfl.users import isolation
+from fpfl.users.engine import CohortEngine
+from fpfl.users.layout import Layout
 from fpfl.users.local import FederatedAveraging
 
 MOST_BITS = 20
@@ -125,9 +114,6 @@ class Agreement:
 
     def __post_init__(self) -> None:
         check_types(self.constraint, self.method, self.privacy, self.optimizer, self.local)
-        check_numbers(
-            self.population, self.cohort, self.rounds, self.samples_per_user, self.learning_rate
-        )
         convention = self.privacy.convention if self.privacy else CONVENTIONS[0]
         if convention not in CONVENTIONS:
             raise ValueError(
@@ -177,7 +163,7 @@ class Agreement:
                 f"of {asked} nodes least={enough} must answer, but secure aggregation opens no sum "
                 f"of fewer than {threshold}: leave least out, or raise it to {threshold}"
             )
-        check_words(self.chosen_selection, None, self.selection_window, "float32")
+        _ = self.spec  # refuses what no training can have
 
     # --- what follows from it -----------------------------------------------------------------
 
@@ -204,64 +190,43 @@ class Agreement:
         return choose_graph(nodes, parts.colluders, dropping, fewest=parts.least)
 
     @cached_property
-    def chosen(self) -> Method:
-        """The method."""
-        method = chosen_method(self.method, self.constraint)
-        check_broadcasting(method)
-        return method
-
-    @property
-    def chosen_selection(self) -> Rule:
-        """The rule of selection."""
-        return self.selection or (
-            "average" if isinstance(self.chosen, ReweightingMethod) else "best"
-        )
-
-    @cached_property
-    def clipping(self) -> Clipping:
-        """The clip bounds."""
-        clipping = chosen_clipping(
-            self.privacy, self.clip, self.chosen, self.constraint, self.schema
-        )
-        assert clipping is not None  # there is privacy or a clip
-        return clipping
-
-    @cached_property
-    def flat(self) -> FlatModel:
-        """The model as a function of w."""
+    def spec(self) -> TrainingSpec:
+        """The training that was agreed on."""
         model = self.model()
         parameter = next(iter(model.parameters()), torch.zeros(()))
-        return flat_model(model, self.schema, self.whole_inputs or parameter.dtype)
-
-    @cached_property
-    def layout(self) -> Layout:
-        """What is where in v."""
-        groups = self.constraint.bind(self.schema.attributes) if self.constraint else None
-        return make_layout(
-            self.flat.size,
-            self.constraint,
-            groups,
-            basis=self._basis,
-            clipped=self.clipping.clipped_share is not None,
-            form="one-gradient" if isinstance(self.chosen, ReweightingMethod) else "paper",
-        )
-
-    @cached_property
-    def plan(self) -> PrivacyPlan | None:
-        """The privacy plan, for the users that there are."""
-        if self.privacy is None:
-            return None
-        return self.privacy.plan(
+        return TrainingSpec.settle(
+            flat_model(model, self.schema, self.whole_inputs or parameter.dtype),
+            self.schema,
             population=self.population,
             cohort=self.cohort,
             rounds=self.rounds,
-            blocks=self._blocks,
+            constraint=self.constraint,
+            method=self.method,
+            privacy=self.privacy,
+            clip=self.clip,
+            learning_rate=self.learning_rate,
+            optimizer=self.optimizer,
+            normaliser=self.normaliser,
+            selection=self.selection,
+            selection_window=self.selection_window,
+            samples_per_user=self.samples_per_user,
+            local=self.local,
         )
+
+    @property
+    def layout(self) -> Layout:
+        """What is where in v."""
+        return self.spec.layout
+
+    @property
+    def plan(self) -> PrivacyPlan | None:
+        """The privacy plan, for the users that there are."""
+        return self.spec.plan
 
     @cached_property
     def rules(self) -> tuple[ClipRule, ...]:
         """How v is clipped."""
-        return clip_rules(self._blocks, self.layout.slices)
+        return self.spec.rules
 
     @cached_property
     def bits(self) -> int | None:
@@ -293,7 +258,7 @@ class Agreement:
         if self.bits is not None:
             assert self.plan is not None
             return Encoding.of(self.plan, self.rules, size, parts.adders, self.bits)
-        shares = {block.name: block.share for block in self._blocks}
+        shares = {block.name: block.share for block in self.spec.blocks}
         each = tuple(shares[rule.name] for rule in self.rules)
         encoding = Encoding.without_noise(self.rules, each, size, self._most)
         encoding.check_ring(self._most, self.nodes, None)
@@ -313,7 +278,7 @@ class Agreement:
             )
         seeded = self.test_seed is not None
         source = SeededNoise(self.test_seed or 0) if seeded else SystemNoise()
-        return ThirdParty(self.layout.slices, self._blocks, self.plan, source, room=RESERVE)
+        return ThirdParty(self.layout.slices, self.spec.blocks, self.plan, source, room=RESERVE)
 
     @cached_property
     def noise_stddev(self) -> Tensor:
@@ -324,43 +289,25 @@ class Agreement:
             return self.encoding.noise_stddev(self.nodes, self.bits)
         return torch.zeros(self.layout.size, dtype=torch.float64)
 
-    @cached_property
-    def settled(self) -> Settled:
-        """What the server's loop needs."""
-        return Settled.of(
-            self.flat,
-            self.schema,
-            self.layout,
-            self,
-            population=self.population,
-            cohort=self.cohort,
-            rounds=self.rounds,
-            constraint=self.constraint,
-            method=self.chosen,
-            privacy=self.privacy,
-            clipping=self.clipping,
-            learning_rate=self.learning_rate,
-            optimizer=self.optimizer,
-            normaliser=self.normaliser,
-            selection=self.chosen_selection,
-            selection_window=self.selection_window,
-            aggregation=self.aggregation,
-            sampling="federation",
-            samples_per_user=self.samples_per_user,
-            local=plain_value(self.local),
-            nodes=self.nodes,
-            least=self.aggregation.least,
-            colluders=self.aggregation.colluders,
-            held=self.aggregation.held,
-            seeded_cohorts=self.test_seed is not None,
-            seeded_noise=self.test_seed is not None,
-        )
+    @property
+    def terms(self) -> dict[str, Any]:
+        """The federation's own settings, as plain values."""
+        return {
+            "sampling": "federation",
+            "nodes": self.nodes,
+            "least": self.aggregation.least,
+            "colluders": self.aggregation.colluders,
+            "held": self.aggregation.held,
+            "seeded_cohorts": self.test_seed is not None,
+            "seeded_noise": self.test_seed is not None,
+        }
 
     @cached_property
     def fingerprint(self) -> bytes:
         """What tells two agreements apart, without where they came from."""
         said: dict[str, Any] = {
-            **self.settled.settings,
+            **self.spec.settings,
+            **self.terms,
             "schema": self.schema.as_dict(),
             "scale": self.encoding.scale,
             "bits": self.bits,
@@ -372,33 +319,13 @@ class Agreement:
         """What computes v^k on a node's data, tried on made-up users once in a process."""
         engine = self._engine(data)
         if "_alone" not in self.__dict__:
-            self.__dict__["_alone"] = company.checked(engine)[0].alone
+            self.__dict__["_alone"] = isolation.checked(engine)[0].alone
         return replace(engine, alone=True) if self.__dict__["_alone"] else engine
 
     def _engine(self, data: FederatedDataset) -> CohortEngine:
-        method = self.chosen
-        w = self.flat.vector()
-        return CohortEngine(
-            self.flat,
-            data.to(w.device, w.dtype),
-            self.constraint,
-            basis=self._basis,
-            clipped=self.clipping.clipped_share is not None,
-            samples_per_user=self.samples_per_user,
-            form="one-gradient" if isinstance(method, ReweightingMethod) else "paper",
-            surrogate=method.surrogate if isinstance(method, ReweightingMethod) else "loss",
-            local=self.local,
-            private=True,
-            factoring=False,  # each user's vector is written down, and rounded on its own
-        )
-
-    @property
-    def _basis(self) -> Basis:
-        return "split" if self.clipping.counts else "paper"
-
-    @property
-    def _blocks(self) -> Any:
-        return self.clipping.blocks(constrained=self.constraint is not None, selection=True)
+        w = self.spec.flat.vector()
+        # Each user's vector is written down, and rounded on its own.
+        return self.spec.engine(data.to(w.device, w.dtype), private=True, factoring=False)
 
     @property
     def _most(self) -> int:

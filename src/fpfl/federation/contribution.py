@@ -230,7 +230,7 @@ def broadcast(w: Tensor, weights: Weights | None) -> dict[str, bytes | float]:
 def received(said: dict[str, object], agreement: Agreement) -> tuple[Tensor, Weights | None]:
     """The model and the weights of a broadcast; what is not of the agreed shape is refused."""
     layout = agreement.layout
-    like = agreement.flat.vector()
+    like = agreement.spec.flat.vector()
     w = _tensor(said, "w", (layout.parameters,), like)
     if "groups" not in said:
         return w, None

@@ -306,9 +306,12 @@ def federate(
 
     seed = agreement.test_seed
     return conduct(
-        agreement.settled,
-        agreement.flat.vector(),
+        agreement.spec,
+        agreement,
+        agreement.spec.flat.vector(),
         federation,
+        more=agreement.terms,
+        aggregation=agreement.aggregation,
         where=where,
         data="",
         seeds=(seed, seed),

@@ -28,7 +28,7 @@ def statement(plan: HeldoutPlan, *, seeded: bool) -> list[str]:
     reach = "2C" if plan.sensitivity == 2 else "C"
     counts = math.prod(plan.cells.shape)
     lines = [
-        "Unit of privacy: held-out user, all samples together. Adjacency: "
+        "Unit of privacy: held-out user (all samples of one together). Adjacency: "
         f"{plan.neighbours}. In words: {_WORLDS[plan.neighbours]}.",
         f"Price: ε = {round_up(plan.epsilon)} at δ = {plan.delta:g}, for one release. Everyone "
         "takes part for certain, so nothing is amplified, and it holds against a server that knows "

@@ -234,9 +234,8 @@ class Question:
     def setting(self, cohort: int, rounds: int) -> Setting:
         """What follows from a cohort and rounds."""
         clipping = suggested_clipping(self.schema, self.asked)
-        blocks = clipping.blocks(constrained=True, selection=True)
         privacy = Privacy(epsilon=self.epsilon, delta=self.delta, clip=clipping)
-        plan = privacy.plan(population=self.population, cohort=cohort, rounds=rounds, blocks=blocks)
+        plan = privacy.plan(population=self.population, cohort=cohort, rounds=rounds)
         noise, samples = plan.noise_stddev(GRADIENTS), max(1.0, self.samples_per_user)
         return Setting(
             cohort=cohort,

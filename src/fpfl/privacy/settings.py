@@ -134,9 +134,23 @@ class Privacy:
         return self.clip if isinstance(self.clip, Clipping) else Clipping(float(self.clip))
 
     def plan(
-        self, *, population: int, cohort: int, rounds: int, blocks: tuple[Block, ...]
+        self,
+        *,
+        population: int,
+        cohort: int,
+        rounds: int,
+        constrained: bool = True,
+        clipping: Clipping | None = None,
+        blocks: tuple[Block, ...] | None = None,
     ) -> PrivacyPlan:
-        """Bind the settings to a population and a schedule."""
+        """Bind the settings to a population and a schedule.
+
+        ``constrained`` says whether fairness counts are sent; ``clipping`` are the bounds that a
+        method chose where a number was given; ``blocks`` are those of another vector altogether.
+        """
+        if blocks is None:
+            bounds = clipping or self.clipping
+            blocks = bounds.blocks(constrained=constrained, selection=True)
         accounted = population if self.population is None else self.population
         shared = {
             "convention": self.convention,

@@ -264,7 +264,7 @@ class PrivacyStatement:
         """Return the statement, one sentence or two a line."""
         return [
             *self._warnings(),
-            "Unit of privacy: user, all samples together. Adjacency: "
+            "Unit of privacy: user (all samples of one user together). Adjacency: "
             f"{self.neighbours}. In words: {_NEIGHBOURS[self.neighbours]}.",
             *self._against_outsiders(),
             *self._against_server(),

@@ -129,8 +129,7 @@ def suggest(
     asked = Privacy(
         epsilon=epsilon, noise_multiplier=noise_multiplier, delta=delta, clip=clipping, **privacy
     )
-    blocks = clipping.blocks(constrained=True, selection=True)
-    plan = asked.plan(population=population, cohort=cohort, rounds=rounds, blocks=blocks)
+    plan = asked.plan(population=population, cohort=cohort, rounds=rounds)
     return Suggestion(
         cohort=cohort,
         rounds=rounds,
@@ -195,8 +194,9 @@ def chosen_rate(
     if privacy is None:
         return PLAIN_RATE / samples
     clipping = privacy.clipping
-    blocks = clipping.blocks(constrained=constraint is not None, selection=True)
-    plan = privacy.plan(population=population, cohort=cohort, rounds=rounds, blocks=blocks)
+    plan = privacy.plan(
+        population=population, cohort=cohort, rounds=rounds, constrained=constraint is not None
+    )
     return suggested_learning_rate(clipping, plan.noise_multiplier, cohort, rounds, samples)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from fpfl.aggregation.noise import SeededNoise, SystemNoise
 from fpfl.aggregation.sums import ThirdParty
 from fpfl.data.federated import FederatedDataset
-from fpfl.data.schema import Schema
 from fpfl.fairness.constraints import Constraint
-from fpfl.methods import Method, ReweightingMethod
+from fpfl.methods import Method
 from fpfl.numerics.randomness import RoundStreams
 from fpfl.privacy.assumptions import Aggregation, check_declared
 from fpfl.privacy.settings import Clipping, Privacy, Sampling
@@ -30,34 +29,23 @@ from fpfl.runs.fingerprints import data_fingerprint
 from fpfl.runs.folder import RunFolder, as_run_folder, look
 from fpfl.runs.resume import Kept, begun_with, noise_kept, opened, statement
 from fpfl.server.events import Training, Watching, parts_of
-from fpfl.server.loop import Callback, Federation, OptimizerFactory, ServerSettings, begin, serve
+from fpfl.server.loop import Callback, Federation, OptimizerFactory, begin, serve
 from fpfl.server.ranks import Ranks
 from fpfl.server.selection import Rule
 from fpfl.server.simulation import Simulation
 from fpfl.training.run import Run, with_parameters
 from fpfl.training.spec import (
     Noisy,
-    check_broadcasting,
-    check_settings,
-    check_types,
+    TrainingSpec,
+    check_data,
     check_words,
-    chosen_clipping,
-    chosen_method,
     chosen_sampling,
-    count_noise,
     fingerprint,
     memory_budget,
     noise_notes,
-    plain_optimizer,
-    plain_value,
     prepared,
-    public_normaliser,
-    smallest_count,
 )
-from fpfl.users import isolation as company
-from fpfl.users.engine import CohortEngine
-from fpfl.users.flat import FlatModel
-from fpfl.users.layout import Layout
+from fpfl.users import isolation
 from fpfl.users.local import FederatedAveraging
 from fpfl.users.precision import Precision
 
@@ -72,107 +60,18 @@ class RunNote(FpflWarning):
     """What is also in the finished run's ``warnings``, or why it stopped."""
 
 
-@dataclass(frozen=True)
-class Settled:
-    """What is settled before the first round.
-
-    Parameters
-    ----------
-    flat, schema
-        The model, and what its data looks like.
-    layout, noisy
-        What is released, and with how much noise.
-    constraint, method, clipping, privacy, optimizer
-        As given, or chosen.
-    server
-        What the server's loop needs.
-    settings
-        All that was asked for, as plain values.
-    aggregation
-        How a federation adds up; None for a simulation.
-    """
-
-    flat: FlatModel
-    schema: Schema
-    layout: Layout
-    noisy: Noisy
-    constraint: Constraint | None
-    privacy: Privacy | None
-    optimizer: OptimizerFactory | None
-    server: ServerSettings
-    settings: dict[str, Any]
-    aggregation: Aggregation | None = None
-
-    @classmethod
-    def of(
-        cls,
-        flat: FlatModel,
-        schema: Schema,
-        layout: Layout,
-        noisy: Noisy,
-        *,
-        population: int,
-        cohort: int,
-        rounds: int,
-        constraint: Constraint | None,
-        method: Method,
-        privacy: Privacy | None,
-        clipping: Clipping | None,
-        learning_rate: float,
-        optimizer: OptimizerFactory | None,
-        normaliser: Any,
-        selection: Rule,
-        selection_window: int,
-        aggregation: Aggregation | None = None,
-        **more: Any,
-    ) -> Settled:
-        """Settle what follows from arguments that were checked; ``more`` are further settings."""
-        if privacy is not None:
-            schema.check_declared()
-        server = ServerSettings(
-            layout=layout,
-            method=method,
-            optimizer=optimizer or (lambda w: torch.optim.SGD(w, lr=learning_rate)),
-            rounds=rounds,
-            normaliser=public_normaliser(normaliser, cohort, schema),
-            tolerance=constraint.tolerance if constraint else 0.0,
-            smallest_count=smallest_count(noisy, layout),
-            count_noise=count_noise(noisy, layout),
-            selection=selection,
-            selection_window=selection_window,
-        )
-        settings = {
-            "cohort": cohort,
-            "rounds": rounds,
-            "population": population,
-            "constraint": constraint.name if constraint else None,
-            "tolerance": constraint.tolerance if constraint else None,
-            "method": plain_value(method),
-            "privacy": plain_value(privacy),
-            "clip": plain_value(clipping),
-            "learning_rate": learning_rate if optimizer is None else None,
-            "normaliser": server.normaliser,
-            "optimizer": None if optimizer is None else plain_optimizer(optimizer),
-            "selection": selection,
-            "selection_window": selection_window,
-            "layout": plain_value(layout),
-            **more,
-        }
-        return cls(
-            flat, schema, layout, noisy, constraint, privacy, optimizer, server, settings,
-            aggregation,
-        )  # fmt: skip
-
-
 def conduct(
-    settled: Settled,
+    spec: TrainingSpec,
+    noisy: Noisy,
     w: Tensor,
     federation: Callable[[Kept | None], Federation],
     *,
+    more: dict[str, Any],
     where: RunFolder | None,
     data: str,
     seeds: tuple[Any, ...],
     ranks: Ranks,
+    aggregation: Aggregation | None = None,
     callbacks: Sequence[Callback] = (),
     notes: tuple[str, ...] = (),
 ) -> Run:
@@ -180,12 +79,16 @@ def conduct(
 
     Parameters
     ----------
-    settled
+    spec
         What was settled.
+    noisy
+        Who adds the noise.
     w
         The initial parameters.
     federation
         Makes what releases rounds, given what is kept of the run.
+    more
+        Settings of the door, beside the spec's own, as plain values.
     where
         The run folder, if there is one.
     data
@@ -194,18 +97,20 @@ def conduct(
         (seed of the cohorts, seed of the noise, whatever else moves a seeded run's bits).
     ranks
         The processes that share the work.
+    aggregation
+        How a federation adds up; None for a simulation.
     callbacks
         Told of the beginning, of every round and of the end, in the first process.
     notes
         What is to be said about the run besides.
     """
     seed, noise_seed, *_ = seeds
-    plan, server = settled.noisy.plan, settled.server
+    plan, server, settings = noisy.plan, spec.server(noisy), spec.settings | more
     kept = None
     if where is not None:
         begun = begun_with(
-            where, settled.settings, seeds, settled.flat.module, data, settled.schema,
-            settled.constraint, settled.optimizer, plan, settled.privacy,
+            where, settings, seeds, spec.flat.module, data, spec.schema, spec.constraint,
+            spec.optimizer, plan, spec.privacy,
         )  # fmt: skip
         kept = opened(where, begun, begin(w, server), ranks)
     watching = Watching(callbacks if ranks.first else (), ranks)
@@ -215,7 +120,7 @@ def conduct(
             # Closed before anybody is told how it went.
             stack.callback(kept.journal.close)
         if ranks.first:
-            watching.begin(_training(settled, kept))
+            watching.begin(_training(spec, noisy, settings, kept))
         outcome = serve(
             federation(kept),
             w,
@@ -224,7 +129,7 @@ def conduct(
             kept.past.state if kept else None,
             kept.journal if kept else None,
         )
-        notes += noise_notes(outcome.history, settled.noisy, settled.layout, server.selection)
+        notes += noise_notes(outcome.history, noisy, spec.layout, server.selection)
         notes += kept.past.notes if kept else ()
         for note in (*notes, *([outcome.stopped] if outcome.stopped else [])):
             warnings.warn(note, RunNote, stacklevel=3)
@@ -233,23 +138,23 @@ def conduct(
             ledger = kept.journal.ledger if kept.journal else look(where.path)
         seeded_cohorts = seed is not None or (kept is not None and kept.seeded_cohorts)
         run = Run(
-            model=with_parameters(settled.flat, outcome.w),
+            model=with_parameters(spec.flat, outcome.w),
             history=outcome.history,
             privacy=statement(
                 plan,
                 ledger,
                 noise_seed is not None,
                 seeded_cohorts,
-                settled.aggregation,
-                size=settled.layout.size,
+                aggregation,
+                size=spec.layout.size,
                 # A federation's K is in its agreement, before there is any data.
-                declared=settled.settings.get("population_declared", settled.aggregation and True),
+                declared=settings.get("population_declared", aggregation and True),
             ),
             selected=outcome.selected,
-            constraint=settled.constraint,
+            constraint=spec.constraint,
             stopped=outcome.stopped,
             warnings=notes,
-            settings=settled.settings,
+            settings=settings,
         )
         if kept and kept.journal:
             run.save(kept.journal.folder)
@@ -258,15 +163,17 @@ def conduct(
     return run
 
 
-def _training(settled: Settled, kept: Kept | None) -> Training:
+def _training(
+    spec: TrainingSpec, noisy: Noisy, settings: dict[str, Any], kept: Kept | None
+) -> Training:
     """What callbacks are told before the first round."""
-    plan, rounds = settled.noisy.plan, settled.server.rounds
+    plan, rounds = noisy.plan, spec.rounds
     ledger = kept.journal.ledger if kept and kept.journal else None
     return Training(
-        settings=settled.settings,
-        schema=settled.schema,
-        layout=settled.layout,
-        parts=parts_of(settled.layout, plan, settled.noisy.noise_stddev),
+        settings=settings,
+        schema=spec.schema,
+        layout=spec.layout,
+        parts=parts_of(spec.layout, plan, noisy.noise_stddev),
         plan=plan,
         spending=None if plan is None else Spending(plan, ledger),
         first=kept.past.state.round + 1 if kept else 1,
@@ -368,87 +275,69 @@ def train(
     Run
         The selected model, the history, the privacy statement.
     """
-    check_types(constraint, method, privacy, optimizer, local)
-    if privacy is not None and privacy.copies != 1:
+    if privacy is not None and getattr(privacy, "copies", 1) != 1:
         raise ValueError(
             f"copies={privacy.copies} is for federations: in a simulation all of a person's data "
             "is one user's. Leave it out"
         )
+    check_words("best", sampling, 1, precision)
     flat, data = prepared(model, data, device)
-    method = chosen_method(method, constraint)
-    check_broadcasting(method)
-    one_gradient = isinstance(method, ReweightingMethod)
-    selection = selection or ("average" if one_gradient else "best")
-    clipping = chosen_clipping(privacy, clip, method, constraint, data.schema)
-    check_settings(
-        data, constraint, cohort, rounds, samples_per_user, learning_rate,
-        # A real private run says nothing about its data but through noise.
-        look=privacy is None or noise_seed is not None,
-    )  # fmt: skip
-    check_words(selection, sampling, selection_window, precision)
-    ranks = Ranks.current()
-    basis: Literal["paper", "split"] = "split" if clipping and clipping.counts else "paper"
-    # Processes of one simulation start from the first one's parameters and draw the same cohorts.
-    w = ranks.from_first(flat.vector())
-    common = ranks.agreed_seed(seed)
-    engine = CohortEngine(
-        flat,
-        data,
-        constraint,
-        basis=basis,
-        clipped=clipping is not None and clipping.clipped_share is not None,
-        samples_per_user=samples_per_user,
-        memory=memory_budget(memory, w.device),
-        precision=precision,
-        form="one-gradient" if one_gradient else "paper",
-        surrogate=method.surrogate if isinstance(method, ReweightingMethod) else "loss",
-        local=local,
-        private=privacy is not None,
-        expected=cohort * (data.schema.samples_per_user or 1.0),
-    )
-    refused = None
-    if privacy is not None:
-        engine, refused = company.checked(engine)
-    blocks = clipping.blocks(constrained=constraint is not None, selection=True) if clipping else ()
-    where = None if folder is None else as_run_folder(folder)
-    plan = None
-    declared: dict[str, Any] = {}
-    if privacy is not None:
-        # A run that goes on keeps its noise, whatever T is now.
-        settled = privacy if where is None else noise_kept(where, privacy)
-        plan = settled.plan(population=data.K, cohort=cohort, rounds=rounds, blocks=blocks)
-        declared = {"population_declared": data.schema.population is not None}
-        check_declared(plan.neighbours, declared["population_declared"])
-    source = SystemNoise() if noise_seed is None else SeededNoise(noise_seed)
-    third_party = ThirdParty(engine.layout.slices, blocks, plan, source)
-    chosen = chosen_sampling(sampling, plan, data, cohort)
-    training = Settled.of(
+    spec = TrainingSpec.settle(
         flat,
         data.schema,
-        engine.layout,
-        third_party,
         population=data.K,
         cohort=cohort,
         rounds=rounds,
         constraint=constraint,
         method=method,
         privacy=privacy,
-        clipping=clipping,
+        clip=clip,
         learning_rate=learning_rate,
         optimizer=optimizer,
         normaliser=normaliser,
         selection=selection,
         selection_window=selection_window,
-        sampling=type(chosen).__name__,
         samples_per_user=samples_per_user,
-        local=plain_value(local),
-        precision=precision,
-        processes=ranks.size,
-        seeded_cohorts=seed is not None,
-        seeded_noise=noise_seed is not None,
-        **declared,
+        local=local,
     )
-    alike = (training.settings, plan, blocks, engine.layout, seed)
+    if privacy is None or noise_seed is not None:
+        # A real private run says nothing about its data but through noise.
+        check_data(data, constraint)
+    ranks = Ranks.current()
+    # Processes of one simulation start from the first one's parameters and draw the same cohorts.
+    w = ranks.from_first(flat.vector())
+    common = ranks.agreed_seed(seed)
+    engine = spec.engine(
+        data,
+        memory=memory_budget(memory, w.device),
+        precision=precision,
+        private=privacy is not None,
+        expected=cohort * (data.schema.samples_per_user or 1.0),
+    )
+    refused = None
+    where = None if folder is None else as_run_folder(folder)
+    declared: dict[str, Any] = {}
+    if privacy is not None:
+        engine, refused = isolation.checked(engine)
+        # A run that goes on keeps its noise, whatever T is now.
+        if where is not None:
+            spec = replace(spec, noise=noise_kept(where, privacy))
+        declared = {"population_declared": data.schema.population is not None}
+    plan = spec.plan
+    if plan is not None:
+        check_declared(plan.neighbours, declared["population_declared"])
+    source = SystemNoise() if noise_seed is None else SeededNoise(noise_seed)
+    third_party = ThirdParty(spec.layout.slices, spec.blocks, plan, source)
+    chosen = chosen_sampling(sampling, plan, data, cohort)
+    more = {
+        "sampling": type(chosen).__name__,
+        "precision": precision,
+        "processes": ranks.size,
+        "seeded_cohorts": seed is not None,
+        "seeded_noise": noise_seed is not None,
+        **declared,
+    }
+    alike = (spec.settings | more, plan, spec.blocks, spec.layout, seed)
     # Who computes a user goes by the sizes of all: other kernels would make other last bits of it.
     kernels = torch.backends.cpu.get_cpu_capability(), torch.get_num_threads(), torch.__version__
     ranks.check_same(
@@ -473,9 +362,11 @@ def train(
         )
 
     return conduct(
-        training,
+        spec,
+        third_party,
         w,
         simulation,
+        more=more,
         where=where,
         data="" if where is None else data_fingerprint(data),
         seeds=(seed, noise_seed, memory, str(w.device)),

@@ -1,16 +1,22 @@
-"""What the arguments of ``fpfl.train`` mean: checks, defaults, and what follows from them."""
+"""The settled training: what was asked for, checked, and all that follows from it.
+
+Every door (`fpfl.train`, configs, the command line, estimators, tables, audits, federations) makes
+a `TrainingSpec`, once. What it cannot know is who computes the users' vectors and adds them up.
+"""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, is_dataclass, replace
-from typing import Any, Literal, Protocol, get_args
+from dataclasses import asdict, dataclass, is_dataclass, replace
+from functools import cached_property
+from typing import Any, Literal, Protocol, Self, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fpfl.aggregation.clipping import ClipRule, clip_rules
 from fpfl.compat import written
 from fpfl.data.federated import FederatedDataset
 from fpfl.data.schema import Schema
@@ -18,13 +24,14 @@ from fpfl.fairness.constraints import Constraint
 from fpfl.fairness.totals import SMALLEST_COUNT
 from fpfl.methods import MMDM, Method, ReweightingMethod, Unconstrained
 from fpfl.methods.base import Surrogate
-from fpfl.privacy.plan import PrivacyPlan
+from fpfl.privacy.plan import Block, PrivacyPlan
 from fpfl.privacy.sampling import FixedSizeSampling, PoissonSampling
 from fpfl.privacy.settings import Clipping, Privacy, Sampling
+from fpfl.server.loop import OptimizerFactory, ServerSettings
 from fpfl.server.selection import Rule
 from fpfl.server.state import Row
 from fpfl.training.defaults import with_counts
-from fpfl.users.engine import MEMORY_BUDGET
+from fpfl.users.engine import MEMORY_BUDGET, CohortEngine, make_layout
 from fpfl.users.flat import FlatModel
 from fpfl.users.layout import Layout
 from fpfl.users.local import FederatedAveraging
@@ -44,6 +51,212 @@ class Noisy(Protocol):
     def noise_stddev(self) -> Tensor:
         """The standard deviation of the noise on every number of v."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSpec:
+    """A training that is settled; made by `settle`.
+
+    Parameters
+    ----------
+    flat, schema
+        The model as a function of w, and what its samples look like.
+    population, cohort, rounds
+        K, m and T.
+    constraint, method
+        What must be equal between groups, and how it is enforced.
+    privacy, clipping
+        As asked for, and the clip bounds; None for none.
+    learning_rate, optimizer
+        η of plain SGD, or what makes another optimiser.
+    normaliser
+        N: the public constant that summed gradients are divided by.
+    selection, selection_window
+        Which iterate is kept.
+    samples_per_user, local
+        The most samples a user uses in a round; local steps.
+    noise
+        What the plan's noise follows from, where that is not ``privacy``: a run that goes on keeps
+        the noise it had.
+    """
+
+    flat: FlatModel
+    schema: Schema
+    population: int
+    cohort: int
+    rounds: int
+    constraint: Constraint | None
+    method: Method
+    privacy: Privacy | None
+    clipping: Clipping | None
+    learning_rate: float
+    optimizer: OptimizerFactory | None
+    normaliser: float
+    selection: Rule
+    selection_window: int
+    samples_per_user: int | None
+    local: FederatedAveraging | None
+    noise: Privacy | None = None
+
+    @classmethod
+    def settle(
+        cls,
+        flat: FlatModel,
+        schema: Schema,
+        *,
+        population: int,
+        cohort: int,
+        rounds: int,
+        constraint: Constraint | None = None,
+        method: Method | None = None,
+        privacy: Privacy | None = None,
+        clip: float | Clipping | None = None,
+        learning_rate: float = 0.1,
+        optimizer: OptimizerFactory | None = None,
+        normaliser: Literal["users", "samples"] | float = "users",
+        selection: Rule | None = None,
+        selection_window: int = 1,
+        samples_per_user: int | None = None,
+        local: FederatedAveraging | None = None,
+    ) -> Self:
+        """Check the arguments of `fpfl.train`, and choose what was left open."""
+        check_types(constraint, method, privacy, optimizer, local)
+        check_numbers(population, cohort, rounds, samples_per_user, learning_rate)
+        method = chosen_method(method, constraint)
+        check_reweighting(method)
+        rule = selection or ("average" if isinstance(method, ReweightingMethod) else "best")
+        check_words(rule, None, selection_window, "float32")
+        clipping = chosen_clipping(privacy, clip, method, constraint, schema)
+        if constraint is not None:
+            constraint.check(schema.classes, schema.label_range)
+            constraint.bind(schema.attributes)
+        if privacy is not None:
+            schema.check_declared()
+        return cls(
+            flat=flat,
+            schema=schema,
+            population=population,
+            cohort=cohort,
+            rounds=rounds,
+            constraint=constraint,
+            method=method,
+            privacy=privacy,
+            clipping=clipping,
+            learning_rate=learning_rate,
+            optimizer=optimizer,
+            normaliser=public_normaliser(normaliser, cohort, schema),
+            selection=rule,
+            selection_window=selection_window,
+            samples_per_user=samples_per_user,
+            local=local,
+        )
+
+    # --- what is released ---------------------------------------------------------------------
+
+    @cached_property
+    def layout(self) -> Layout:
+        """What is where in v."""
+        return layout_of(self.flat.size, self.schema, self.constraint, self.method, self.clipping)
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """The blocks that v is clipped in; empty without clipping."""
+        if self.clipping is None:
+            return ()
+        return self.clipping.blocks(constrained=self.constraint is not None, selection=True)
+
+    @property
+    def rules(self) -> tuple[ClipRule, ...]:
+        """How v is clipped, block by block."""
+        return clip_rules(self.blocks, self.layout.slices)
+
+    @cached_property
+    def plan(self) -> PrivacyPlan | None:
+        """The privacy plan, for the users that there are; None without privacy."""
+        privacy = self.noise or self.privacy
+        if privacy is None:
+            return None
+        return privacy.plan(
+            population=self.population,
+            cohort=self.cohort,
+            rounds=self.rounds,
+            constrained=self.constraint is not None,
+            clipping=self.clipping,
+        )
+
+    # --- who computes and serves --------------------------------------------------------------
+
+    def engine(self, data: FederatedDataset, **how: Any) -> CohortEngine:
+        """What computes v^k on data; ``how`` says with which memory, precision and so on."""
+        method, reweighting = self.method, isinstance(self.method, ReweightingMethod)
+        return CohortEngine(
+            self.flat,
+            data,
+            self.constraint,
+            basis=self.layout.basis,
+            clipped=self.layout.clipped,
+            samples_per_user=self.samples_per_user,
+            form=self.layout.form,
+            surrogate=method.surrogate if reweighting else "loss",  # type: ignore[attr-defined]
+            local=self.local,
+            **how,
+        )
+
+    def server(self, noisy: Noisy) -> ServerSettings:
+        """What the server's loop needs to know."""
+        rate = self.learning_rate
+        return ServerSettings(
+            layout=self.layout,
+            method=self.method,
+            optimizer=self.optimizer or (lambda w: torch.optim.SGD(w, lr=rate)),
+            rounds=self.rounds,
+            normaliser=self.normaliser,
+            tolerance=self.constraint.tolerance if self.constraint else 0.0,
+            smallest_count=smallest_count(noisy, self.layout),
+            count_noise=count_noise(noisy, self.layout),
+            selection=self.selection,
+            selection_window=self.selection_window,
+        )
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """All that was asked for and chosen, as plain values."""
+        return {
+            "cohort": self.cohort,
+            "rounds": self.rounds,
+            "population": self.population,
+            "constraint": self.constraint.name if self.constraint else None,
+            "tolerance": self.constraint.tolerance if self.constraint else None,
+            "method": plain_value(self.method),
+            "privacy": plain_value(self.privacy),
+            "clip": plain_value(self.clipping),
+            "learning_rate": self.learning_rate if self.optimizer is None else None,
+            "normaliser": self.normaliser,
+            "optimizer": None if self.optimizer is None else plain_optimizer(self.optimizer),
+            "selection": self.selection,
+            "selection_window": self.selection_window,
+            "layout": plain_value(self.layout),
+            "samples_per_user": self.samples_per_user,
+            "local": plain_value(self.local),
+        }
+
+
+def layout_of(
+    parameters: int,
+    schema: Schema,
+    constraint: Constraint | None,
+    method: Method,
+    clipping: Clipping | None,
+) -> Layout:
+    """What is where in the v of a model with so many parameters."""
+    return make_layout(
+        parameters,
+        constraint,
+        constraint.bind(schema.attributes) if constraint else None,
+        basis="split" if clipping is not None and clipping.counts else "paper",
+        clipped=clipping is not None and clipping.clipped_share is not None,
+        form="one-gradient" if isinstance(method, ReweightingMethod) else "paper",
+    )
 
 
 def check_device(device: torch.device | str | None) -> None:
@@ -73,7 +286,7 @@ def check_types(
             raise ValueError(f"{name} is {given!r}; expected something like {example}")
 
 
-def check_broadcasting(method: Method) -> None:
+def check_reweighting(method: Method) -> None:
     """Refuse a method of one's own that has some of what broadcasting takes, and not all of it."""
     names = ("begin", "weights", "surrogate")
     found = [name for name in names if hasattr(method, name)]
@@ -186,29 +399,15 @@ def check_numbers(
         raise ValueError(f"the learning rate is {learning_rate}; it must be positive")
 
 
-def check_settings(
-    data: FederatedDataset,
-    constraint: Constraint | None,
-    cohort: int,
-    rounds: int,
-    samples_per_user: int | None,
-    learning_rate: float,
-    look: bool = True,
-) -> None:
-    """Refuse numbers out of range, and a constraint that this data cannot say anything about.
+def check_data(data: FederatedDataset, constraint: Constraint | None) -> None:
+    """Refuse a constraint that this data cannot say anything about.
 
-    The latter looks at data, where that is allowed.
+    It looks at data: where that is not allowed (a real private run, a deployment, whose server has
+    none), nor for a population that would be read from disk for it, it is not called.
     """
-    check_numbers(data.K, cohort, rounds, samples_per_user, learning_rate)
-    if constraint is None:
+    if constraint is None or data.lazy:
         return
-    schema = data.schema
-    constraint.check(schema.classes, schema.label_range)
-    groups = constraint.bind(schema.attributes)
-    # A deployment, whose server has no data, cannot make this check; nor is a population read from
-    # disk for it, and a part of one could not tell that a group is empty.
-    if data.lazy or not look:
-        return
+    groups = constraint.bind(data.schema.attributes)
     member, names = groups.membership(data.attributes), groups.names
     for rate in constraint.rates:
         condition = rate.condition(data.labels)
