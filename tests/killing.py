@@ -11,6 +11,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from fpfl.store import chain
+
 ROUNDS, EVERY = 40, 7
 WRITE = os.write  # for evidence, which is not to be killed
 
@@ -102,3 +106,23 @@ def released(evidence: Path) -> dict[int, set[str]]:
             round, digest = line.split()
             found.setdefault(int(round), set()).add(digest)
     return found
+
+
+def counting(patch: pytest.MonkeyPatch, folder: Path) -> tuple[list[str], list[int]]:
+    """The names of a folder's files as they are read; the bytes of ledgers that are verified."""
+    read, verified = [], []
+    text, follow = Path.read_text, chain.follow
+
+    def read_text(path: Path, *args: Any, **how: Any) -> str:
+        if path.parent == folder:
+            read.append(path.name)
+        return text(path, *args, **how)
+
+    def followed(path: Path, data: bytes, before: Any) -> Any:
+        if path.parent == folder:
+            verified.append(len(data))
+        return follow(path, data, before)
+
+    patch.setattr(Path, "read_text", read_text)
+    patch.setattr(chain, "follow", followed)
+    return read, verified

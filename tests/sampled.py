@@ -21,7 +21,7 @@ from fpfl.data.femnist.compact import CompactSource
 from fpfl.methods.onegradient import AveragedState
 from fpfl.privacy.budget import PopulationLedger
 from fpfl.report.reading import read_run
-from fpfl.runs.folder import look, read_about, read_fingerprints
+from fpfl.runs.folder import OpenRun
 from fpfl.runs.journal import WITHDRAWALS, read_past, read_withdrawals
 from fpfl.store.checkpoints import encode
 
@@ -234,13 +234,13 @@ def figure(found: Any) -> tuple[Any, ...]:
 
 def ledger_facts(run: Path) -> dict[str, Any]:
     """What a run's own ledger says, and the files that go with it."""
-    about, ledger = read_about(run), look(run)
+    about, ledger = OpenRun(run).manifest, OpenRun(run).ledger
     records, terms, limit = ledger.chain.records, ledger.terms, ledger.filter
     return {
-        "run": (about["run"], ledger.run),
-        "simulation": (about["simulation"], ledger.simulation),
-        "strict": about["strict"],
-        "population ledger": about["population_ledger"],
+        "run": (about.run, ledger.run),
+        "simulation": (about.simulation, ledger.simulation),
+        "strict": about.strict,
+        "population ledger": about.population_ledger,
         "kinds": [record["kind"] for record in records],
         "charges": [record["round"] for record in records if record["kind"] == "charge"],
         "planned": ledger.planned,
@@ -253,13 +253,13 @@ def ledger_facts(run: Path) -> dict[str, Any]:
         "evaluations": [(e["epsilon"], e["delta"], e["model"]) for e in ledger.evaluations],
         "left": [(r["round"], r["users"]) for r in records if r["kind"] == "withdrawal"],
         "withdrawn": sorted(read_withdrawals(run / WITHDRAWALS)),
-        "fingerprints": read_fingerprints(run),
+        "fingerprints": OpenRun(run).fingerprints,
     }
 
 
 def kept_facts(run: Path) -> dict[str, Any]:
     """What the last checkpoint and the logs since hold: every class that a checkpoint names."""
-    ledger = look(run)
+    ledger = OpenRun(run).ledger
     past = read_past(run, ledger.simulation, ledger.terms.cap if ledger.terms else None)
     state, chosen = past.state, past.state.selection
     best, method = chosen.best, state.method

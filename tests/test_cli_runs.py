@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_population
+from killing import counting
 
 from fpfl.privacy.conventions import BudgetExhaustedError
 from fpfl.privacy.filter import Mechanism
@@ -100,6 +101,18 @@ def test_a_run_from_its_budget_to_its_evaluation(fpfl, tmp_path: Path) -> None:
     code, _, err = fpfl("withdraw", run, 16280)
     assert code == 2
     assert "indices run from 0 to 16279" in err
+
+
+def test_fpfl_resume_opens_its_folder_once(fpfl, tmp_path: Path, monkeypatch) -> None:
+    config, run, people = tmp_path / "fair.toml", tmp_path / "run", tmp_path / "people.jsonl"
+    config.write_text(CONFIG, encoding="utf-8")
+    assert fpfl("budget", "create", people, "--population", 16280, "--epsilon", 2)[0] == 0
+    assert fpfl("train", config, "--out", run)[0] == 0
+    size = (run / "ledger.jsonl").stat().st_size
+    read, verified = counting(monkeypatch, run)
+    assert fpfl("resume", run, "--rounds", 6)[0] == 0
+    assert sorted(read) == ["config.toml", "fingerprints.json", "origin.json", "run.json"]
+    assert verified == [size]
 
 
 def test_one_model_is_judged_once_however_often_its_run_ends(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ from fpfl.methods import MMDM, MethodState, OneGradient, ReweightingMethod, Tran
 from fpfl.privacy.budget import PopulationLedger
 from fpfl.privacy.conventions import BudgetExhaustedError
 from fpfl.privacy.settings import Clipping
-from fpfl.runs.folder import look, read_about
+from fpfl.runs.folder import OpenRun
 from fpfl.runs.journal import read_past, read_withdrawals, withdraw
 from fpfl.runs.ledger import RunLedger
 from fpfl.server.loop import describe
@@ -502,7 +502,7 @@ def resumed(folder: Path, **others: Any) -> fpfl.Run | None:
         plain(error, str(folder.parent), "population's ledger", "the run was begun")
         assert contents(folder) == before
         return None
-    ledger = look(folder)
+    ledger = OpenRun(folder).ledger
     assert ledger.spent >= len(run.history), "a round was released that nobody was charged for"
     assert set(range(1, len(run.history) + 1)) <= ledger.charged
     assert ledger.finished
@@ -540,8 +540,8 @@ def test_a_damaged_folder_is_read_or_refused(
     folder = put(scratch / "real", data.draw(folders(real))) / "run"
     before = contents(folder)
     for read in (
-        lambda: read_about(folder),
-        lambda: look(folder).settings,
+        lambda: OpenRun(folder).manifest,
+        lambda: OpenRun(folder).ledger.settings,
         lambda: read_past(folder, simulation=False, cap=3),
     ):
         try:
@@ -592,7 +592,7 @@ def test_a_forged_ledger_is_read_or_refused(
     content = data.draw(relinked(real["run/ledger.jsonl"] or b""))
     folder = put(scratch / "real", Files(real) | {"run/ledger.jsonl": content}) / "run"
     try:
-        ledger = look(folder)
+        ledger = OpenRun(folder).ledger
         assert ledger.spent >= 0
         assert ledger.finished in (True, False)
     except (ValueError, OSError) as error:
@@ -1053,10 +1053,10 @@ def test_what_is_refused_before_a_byte_is_written(scratch: Path, real: Files) ->
     about = json.loads(real["run/run.json"] or b"")
     for wrong, match in (
         ({"run": "another"}, "two different runs"),
-        ({"format": 1e400}, "its format is inf"),
-        ({"settings": []}, r"lacks \['settings'\]"),
-        ({"settings": {"population": 30}}, r"lacks \['settings'\]"),
-        ({"population_ledger": 5}, r"lacks \['population_ledger'\]"),
+        ({"format": 1e400}, "format is inf; expected a whole number"),
+        ({"settings": []}, "settings is \\[\\]; expected a mapping"),
+        ({"settings": {"population": 30}}, "settings has no 'privacy'"),
+        ({"population_ledger": 5}, "population_ledger is 5; expected text"),
     ):
         content = json.dumps(about | wrong).encode()
         refused(scratch, changed(real, **{"run.json": content}), match)

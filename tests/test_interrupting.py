@@ -10,7 +10,7 @@ from conftest import make_population
 
 import fpfl
 from fpfl.callbacks.interrupt import finishing_rounds
-from fpfl.runs.folder import look
+from fpfl.runs.folder import OpenRun
 from fpfl.server.loop import Callback
 
 pytestmark = pytest.mark.filterwarnings("ignore::fpfl.FpflWarning")
@@ -42,10 +42,10 @@ def test_a_round_that_was_charged_is_not_lost(
         fpfl.train(fpfl.mlp(5), people, folder=path, callbacks=[pressed, last], **SETTINGS)
     assert signal.getsignal(signal.SIGINT) is before
     assert f"fpfl resume {path}" in capsys.readouterr().err
-    assert look(path).spent == 5
+    assert OpenRun(path).ledger.spent == 5
     run = fpfl.train(fpfl.mlp(5), people, folder=fpfl.RunFolder(path, resume=True), **SETTINGS)
     assert [row["round"] for row in run.history] == list(range(1, 13))
-    assert look(path).spent == 12
+    assert OpenRun(path).ledger.spent == 12
     assert run.stopped is None
 
 

@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_population
-from killing import settings
+from killing import counting, settings
 
 import fpfl
-from fpfl.privacy.budget import PopulationLedger
+from fpfl.privacy.budget import BudgetExhaustedError, PopulationLedger
+from fpfl.runs.folder import model_digest
 from fpfl.runs.journal import read_past, read_withdrawals, withdraw
 from fpfl.runs.ledger import CopiedRunError, RunLedger
 from fpfl.store.chain import BusyError, ChainError
@@ -293,6 +294,73 @@ def test_an_old_copy_is_noticed_by_the_population_ledger(tmp_path: Path) -> None
     go_on(tmp_path / "run", noise_seed=None)
     with pytest.raises(CopiedRunError, match="old copy"):
         go_on(tmp_path / "copy", noise_seed=None, moved=True)
+
+
+def test_a_resumption_opens_its_folder_once(tmp_path: Path) -> None:
+    """run.json is read once and the ledger verified once; so are the other files."""
+    folder = begun(tmp_path / "run", noise_seed=None)
+    size = (folder / "ledger.jsonl").stat().st_size
+    with pytest.MonkeyPatch.context() as patch:
+        read, verified = counting(patch, folder)
+        go_on(folder, noise_seed=None)
+    assert sorted(read) == ["fingerprints.json", "run.json"]
+    assert verified == [size]
+
+
+def test_a_torn_line_is_ended_when_the_run_goes_on_and_not_before(tmp_path: Path) -> None:
+    """Whoever opens a folder to look, or is refused, leaves it as it was."""
+    folder = begun(tmp_path / "run", noise_seed=None)
+    ledger = folder / "ledger.jsonl"
+    with ledger.open("ab") as file:
+        file.write(b'{"n":')
+    before = ledger.read_bytes()
+    with pytest.raises(ValueError, match="another learning_rate"):
+        go_on(folder, noise_seed=None, learning_rate=0.7)
+    assert ledger.read_bytes() == before
+    go_on(folder, noise_seed=None)
+    assert ledger.read_bytes().startswith(before + b"\n")
+    assert "torn" in kinds(folder)
+
+
+def test_a_ledger_that_grew_while_it_was_looked_at_is_read_on(tmp_path: Path) -> None:
+    path = begun(tmp_path / "run", noise_seed=None) / "ledger.jsonl"
+    looked = RunLedger.look(path)
+    with RunLedger.open(path) as other:
+        with pytest.raises(BusyError):
+            looked.hold()
+        other.charge(6)
+    spent = looked.spent
+    looked.hold()
+    assert looked.spent == spent + 1
+    looked.close()
+    looked = RunLedger.look(path)
+    shutil.copy(path, tmp_path / "copy")
+    (tmp_path / "copy").replace(path)
+    with pytest.raises(ChainError, match="was replaced"):
+        looked.hold()
+
+
+def test_evaluate_run_does_what_the_command_does(tmp_path: Path) -> None:
+    """From Python: charged to both ledgers before it is released, once for a model."""
+    run = train(tmp_path / "run", noise_seed=None)
+    folder, people = tmp_path / "run", tmp_path / "heldout.jsonl"
+    held_out = make_population(seed=1)
+    PopulationLedger.create(people, population=30, epsilon=3.0).close()
+    how = {"model": run.model, "constraint": fpfl.fnr_parity("sex"), "epsilon": 1.0, "bound": 2.0}
+    blank = fpfl.mlp(5, (4,), seed=3)  # another model's weights: those of the folder are judged
+    released = fpfl.evaluate_run(folder, held_out, **how | {"model": blank}, ledger=people)
+    assert released.epsilon == pytest.approx(1.0)
+    written = json.loads((folder / "evaluation-private.json").read_text())
+    assert written["model"] == model_digest(folder)
+    assert written["released"] == released.released
+    assert kinds(folder)[-1] == "evaluation"
+    with PopulationLedger.open(people, write=False) as ledger:
+        (charged,) = ledger.by_run().values()
+        assert charged["rounds"] == 1
+    with pytest.raises(BudgetExhaustedError, match="evaluated privately already"):
+        fpfl.evaluate_run(folder, held_out, **how)
+    with pytest.raises(ValueError, match="is not finished"):
+        fpfl.evaluate_run(begun(tmp_path / "cut"), held_out, **how)
 
 
 # --- damage -------------------------------------------------------------------------------------

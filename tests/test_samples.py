@@ -28,7 +28,7 @@ from fpfl.privacy.budget import PopulationLedger
 from fpfl.privacy.filter import Mechanism
 from fpfl.report.page import write_report
 from fpfl.report.reading import read_run
-from fpfl.runs.folder import look, read_fingerprints
+from fpfl.runs.folder import OpenRun
 from fpfl.runs.ledger import CopiedRunError, RunLedger
 
 pytestmark = pytest.mark.filterwarnings("ignore::fpfl.FpflWarning", "ignore:DP noise dominates")
@@ -243,7 +243,7 @@ def test_a_run_that_was_cut_off_goes_on(
     assert read_run(run).finished is False
     go_on(place, command, moved=True)
 
-    ledger, record = look(run), read_run(run)
+    ledger, record = OpenRun(run).ledger, read_run(run)
     assert ledger.finished
     assert [r["round"] for r in ledger.chain.records if r["kind"] == "charge"] == charges
     assert ledger.spent == len(charges) == (wanted["ledger"]["planned"] if charges else 0)
@@ -370,7 +370,7 @@ def test_a_budget_has_room_for_more_rounds(
     code, out, err = command("resume", run, "--rounds", 5, "--moved")
     assert code == 0, err
     assert "privacy filter" in out
-    ledger, record = look(run), read_run(run)
+    ledger, record = OpenRun(run).ledger, read_run(run)
     assert ledger.finished
     assert [row["round"] for row in record.history] == [1, 2, 3, 4, 5]
     assert (ledger.planned, ledger.spent, len(ledger.changes)) == (5, 5, 1)
@@ -398,7 +398,7 @@ def test_a_seeded_run_goes_on_by_the_same_code_alone(
     run = place / "run"
     model, people, settings = sampled.python_run(sample.name, place)
     fpfl.train(model, people, folder=tmp_path / "anew", **settings)
-    old, now = read_fingerprints(run), read_fingerprints(tmp_path / "anew")
+    old, now = OpenRun(run).fingerprints, OpenRun(tmp_path / "anew").fingerprints
     assert old.keys() == now.keys() == {"data", "settings", "model", "code"}
     changed = [name for name in now if now[name] != old[name]]
     # Threads and the GPU are among the settings here; people and model are what they were.
@@ -433,7 +433,10 @@ def test_a_model_that_was_judged_is_not_judged_again(
         assert files(run) == before
         return
     assert code == 0, err
-    assert [record["kind"] for record in look(run).chain.records][-2:] == ["resume", "finish"]
+    assert [record["kind"] for record in OpenRun(run).ledger.chain.records][-2:] == [
+        "resume",
+        "finish",
+    ]
     for name in ("model.safetensors", "history.json"):
         assert (run / name).read_bytes() == before[name]
     code, _, err = command(*again)

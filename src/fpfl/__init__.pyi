@@ -17,6 +17,7 @@ from fpfl.fairness.constraints import equalized_odds as equalized_odds
 from fpfl.fairness.constraints import fnr_parity as fnr_parity
 from fpfl.fairness.rates import Rate as Rate
 from fpfl.heldout import evaluate_privately as evaluate_privately
+from fpfl.heldout import evaluate_run as evaluate_run
 from fpfl.methods import BMDM as BMDM
 from fpfl.methods import MMDM as MMDM
 from fpfl.methods import OneGradient as OneGradient

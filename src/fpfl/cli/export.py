@@ -94,15 +94,16 @@ def _rebuilt(run: Path) -> tuple[nn.Module, Schema, Config]:
 
     from fpfl.config import load_run_config, make_model
     from fpfl.data.schema import Schema
+    from fpfl.runs.folder import CONFIG, MODEL, SCHEMA
 
-    if not (run / "config.toml").is_file():
+    if not (run / CONFIG).is_file():
         raise ValueError(
-            f"{run} has no config.toml to build the network from: it was trained from Python. "
+            f"{run} has no {CONFIG} to build the network from: it was trained from Python. "
             "Export it there, fpfl.export_onnx(run.model, people.schema, 'model.onnx'); its card "
             "can be written here: --format card"
         )
     config = load_run_config(run)
-    file = run / "schema.json"
+    file = run / SCHEMA
     try:
         schema = Schema.from_dict(json.loads(file.read_text(encoding="utf-8")))
         model = make_model(config, schema)
@@ -111,11 +112,11 @@ def _rebuilt(run: Path) -> tuple[nn.Module, Schema, Config]:
             f"{file} is not what a run writes ({error}); put an intact copy in its place"
         ) from error
     try:
-        model.load_state_dict(load_file(run / "model.safetensors"))
+        model.load_state_dict(load_file(run / MODEL))
     except Exception as error:  # a damaged file, or the weights of another network
         reason = str(error).splitlines()[0]
         raise ValueError(
-            f"{run / 'model.safetensors'} does not hold the weights of the config's network "
+            f"{run / MODEL} does not hold the weights of the config's network "
             f"({reason}); put back the files that the run wrote"
         ) from error
     return model, schema, config
@@ -132,11 +133,11 @@ def _raw_ranges(run: Path, config: Config, schema: Schema) -> Ranges:
 
         return [RANGES.get(name) for name in schema.feature_names or ()]
     if d.table is not None:
-        from fpfl.cli.train import origin_of
         from fpfl.config import table_schema
+        from fpfl.runs.folder import read_origin
 
         found: list[tuple[float, float] | None] = []
-        for feature in table_schema(config, Path(origin_of(run)["folder"])).features:
+        for feature in table_schema(config, Path(read_origin(run).folder)).features:
             own = [getattr(feature, "range", None)]
             found += own + [None] * (len(feature.outputs) - 1)
         return found

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import math
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fpfl.cli.options import help_alone
-from fpfl.cli.train import origin_of, resume, train
+from fpfl.cli.train import resume, train
 
 
 def evaluate(
@@ -41,8 +40,6 @@ def evaluate(
     The run's ledger records it before it is released, and refuses a second time for one model. A
     run that was resumed since has another: it is a further release, and says what all cost.
     """
-    from safetensors.torch import load_file
-
     from fpfl.config import (
         check_same_people,
         load_data,
@@ -51,56 +48,36 @@ def evaluate(
         make_constraint,
         make_model,
     )
-    from fpfl.heldout import plan_heldout
-    from fpfl.heldout.result import repeated
-    from fpfl.privacy.budget import PopulationLedger
-    from fpfl.runs.folder import LEDGER, finished, model_digest
-    from fpfl.runs.ledger import RunLedger
-    from fpfl.store.files import write_whole
+    from fpfl.heldout import evaluate_run
+    from fpfl.runs.folder import EVALUATION, OpenRun
 
-    if not finished(run):
-        raise ValueError(f"{run} is not finished: fpfl resume {run}")
-    config, origin = load_run_config(run), origin_of(run)
+    opened = OpenRun(run)
+    opened.require_finished()
+    config, folder = load_run_config(run), Path(opened.origin.folder)
     if data is not None:
-        people = load_people(config, data, Path(origin["folder"]))
+        people = load_people(config, data, folder)
     else:
-        trained, test = load_data(
-            config, Path(origin["folder"]), origin["partition_seed"], private=True
-        )
+        trained, test = load_data(config, folder, opened.origin.partition_seed, private=True)
         if test is None:
             raise ValueError("the config names no test set; give held-out users: --data PATH")
-        check_same_people(config, trained, run)
+        check_same_people(config, trained, opened)
         people = test
     constraint = make_constraint(config, people.schema)
     if constraint is None:
         raise ValueError("the run was trained without a constraint, so there is none to judge by")
-    model = make_model(config, people.schema)
-    model.load_state_dict(load_file(run / "model.safetensors"))
-    plan = plan_heldout(
-        people.schema,
-        population=people.K,
+    released = evaluate_run(
+        opened,
+        people,
+        model=make_model(config, people.schema),
         constraint=constraint,
         epsilon=epsilon,
         delta=delta,
         bound=bound,
+        ledger=ledger,
+        moved=moved,
     )
-    plan.check(model, people)
-    with RunLedger.of_finished(run / LEDGER, moved=moved) as own:
-        digest, earlier = model_digest(run), list(own.evaluations)
-        own.evaluation(plan.mechanism, plan.epsilon, plan.delta, digest)
-        if ledger is not None:
-            with PopulationLedger.open(ledger) as theirs:
-                theirs.charge(own.run, plan.mechanism, None, "evaluation")
-                theirs.sync()
-        released = plan.release(model.eval(), people)
-        if earlier:
-            costs = [(record["epsilon"], record["delta"]) for record in earlier]
-            again = repeated([*costs, (plan.epsilon, plan.delta)])
-            released = replace(released, lines=(*released.lines, again))
-        text = f"{json.dumps(released.as_dict() | {'model': digest}, indent=1)}\n"
-        write_whole(run / "evaluation-private.json", text.encode())
     if as_json:
-        print(text, end="")
+        print((run / EVALUATION.format("private")).read_text(encoding="utf-8"), end="")
         return
     print(released)
     for line in released.statement():
@@ -156,11 +133,11 @@ def withdraw(
     WHERE is a run's folder or a population's ledger, USERS are the users' indices.
     """
     from fpfl.privacy.budget import PopulationLedger
-    from fpfl.runs.folder import read_about
+    from fpfl.runs.folder import read_manifest
     from fpfl.runs.journal import withdraw as note
 
     if where.is_dir():
-        settings = read_about(where)["settings"]
+        settings = read_manifest(where).settings
         population = settings["population"]
         # There may be more users than were declared.
         last = math.inf if settings.get("population_declared") else population

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import warnings
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from fpfl.server.loop import Callback
 
 SIMULATION_ONLY = "simulation only: measured without noise, not covered by ε"
-_ORIGIN = "origin.json"
 
 _Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Explain how noisy each total is.")]
 _TensorBoard = Annotated[
@@ -113,11 +111,12 @@ def train(
     if out is None:
         raise ValueError("Missing option '--out': the run's new folder")
     from fpfl.config import load_config, with_schema
+    from fpfl.runs.folder import CONFIG
 
     settings = load_config(config)
     origin = _origin(config.parent, settings.training.seed)
     settings, files = with_schema(settings, Path(origin["folder"]))
-    files["config.toml"] = config.read_text(encoding="utf-8")
+    files[CONFIG] = config.read_text(encoding="utf-8")
     _run(settings, origin, _new_folder(out, settings, origin, files), simulation, watch)
 
 
@@ -126,6 +125,7 @@ def _train_table(
 ) -> None:
     """Make a config of a table and the options, and train what it says."""
     from fpfl.cli.table import TableOptions, free_folder, planned
+    from fpfl.runs.folder import CONFIG
 
     out = free_folder(data) if out is None else out
     origin = _origin(Path(), chosen["seed"])
@@ -136,7 +136,7 @@ def _train_table(
     if alone or os.environ.get("RANK") == "0":
         for note in plan.notes:
             print(note)
-    keep = _new_folder(out, plan.config, origin, {"config.toml": plan.text})
+    keep = _new_folder(out, plan.config, origin, {CONFIG: plan.text})
     _run(plan.config, origin, keep, simulation, watch, plan.loaded)
 
 
@@ -149,14 +149,14 @@ def _origin(folder: Path, seed: int | None) -> dict[str, Any]:
 def _new_folder(
     out: Path, settings: Config, origin: dict[str, Any], files: dict[str, str]
 ) -> RunFolder:
-    from fpfl.runs.folder import RunFolder
+    from fpfl.runs.folder import ORIGIN, RunFolder, as_json
 
     ledger = settings.privacy.ledger if settings.privacy else None
     return RunFolder(
         out,
         ledger=None if ledger is None else Path(origin["folder"]) / ledger,
         checkpoint_every=settings.training.checkpoint_every,
-        files=files | {_ORIGIN: json.dumps(origin, indent=1) + "\n"},
+        files=files | {ORIGIN: as_json(origin).decode()},
     )
 
 
@@ -180,11 +180,11 @@ def resume(
     RUN is the run's folder.
     """
     from fpfl.config import load_config, load_run_config, with_schema
-    from fpfl.runs.folder import RunFolder, finished, look, read_about
+    from fpfl.runs.folder import CONFIG, RunFolder
 
-    about = read_about(run)
-    origin = origin_of(run)
-    if finished(run) and rounds is None and config is None:
+    keep = RunFolder(run, resume=True, moved=moved)
+    origin = asdict(keep.run.origin)
+    if keep.run.ledger.finished and rounds is None and config is None:
         print(f"{run} is finished; nothing is left to do. To go on, give --rounds or --config.")
         return
     files: dict[str, str] = {}
@@ -192,20 +192,14 @@ def resume(
         settings = load_run_config(run)
     else:
         settings, files = with_schema(load_config(config), Path(origin["folder"]))
-        files["config.toml"] = config.read_text(encoding="utf-8")
+        files[CONFIG] = config.read_text(encoding="utf-8")
     if rounds is None and config is None:
         # T may have been raised before, for a resumption that was cut off itself.
-        rounds = int((look(run).settings or about["settings"])["rounds"])
+        rounds = int(keep.run.settings["rounds"])
     if rounds is not None:
         training = settings.training.model_copy(update={"rounds": rounds})
         settings = settings.model_copy(update={"training": training})
-    keep = RunFolder(
-        run,
-        resume=True,
-        moved=moved,
-        checkpoint_every=settings.training.checkpoint_every,
-        files=files,
-    )
+    keep = keep.with_files(settings.training.checkpoint_every, files)
     _run(settings, origin, keep, simulation, _Watch(verbose, tensorboard, mlflow))
 
 
@@ -221,7 +215,7 @@ def _run(
     from fpfl.callbacks.interrupt import finishing_rounds
     from fpfl.callbacks.progress import progress
     from fpfl.config import run_config
-    from fpfl.runs.folder import look, model_digest
+    from fpfl.runs.folder import EVALUATION, OpenRun, as_json, model_digest
     from fpfl.server.ranks import join
     from fpfl.store.files import write_whole
     from fpfl.training.session import RunNote
@@ -259,13 +253,12 @@ def _run(
                 "mark": SIMULATION_ONLY,
                 "model": model_digest(keep.path),
             }
-            text = f"{json.dumps(content, indent=1)}\n"
-            write_whole(keep.path / f"evaluation-{name.split()[0]}.json", text.encode())
+            write_whole(keep.path / EVALUATION.format(name.split()[0]), as_json(content))
             print(f"\nOn the {name} ({SIMULATION_ONLY}):\n{evaluation}")
     print(f"\nSaved in {keep.path}")
     print(f"Next: fpfl report {keep.path} -o report.html, fpfl export {keep.path}")
     if run.stopped:
-        ledger = look(keep.path)
+        ledger = OpenRun(keep.path).ledger
         if run.privacy is not None and not ledger.changes and ledger.spent >= ledger.planned:
             return  # all that was planned is spent, if not all of it was used: the run says so
         print(f"error: {run.stopped}", file=sys.stderr)
@@ -280,15 +273,3 @@ def _settings_used(settings: dict[str, Any]) -> str:
     if settings["learning_rate"] is not None:  # another optimiser than SGD has its own
         parts.insert(1, f"learning_rate = {settings['learning_rate']:.4g}")
     return f"Settings used: {', '.join(parts)}"
-
-
-def origin_of(run: Path) -> dict[str, Any]:
-    """Where a run's config was, and the seed of its made-up users."""
-    try:
-        content = json.loads((run / _ORIGIN).read_text(encoding="utf-8"))
-        return {"folder": str(content["folder"]), "partition_seed": int(content["partition_seed"])}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{run} was not begun by fpfl train ({_ORIGIN}: {error}); resume it from Python: "
-            "fpfl.train(..., folder=fpfl.RunFolder(path, resume=True))"
-        ) from error

@@ -17,7 +17,7 @@ from fpfl.data.schema import DRAFTED, Attribute, Schema, scale_by_ranges
 from fpfl.data.table_schema import TableSchema, read_table_schema
 from fpfl.data.tables import read_table, table_and_ids
 from fpfl.runs.fingerprints import data_fingerprint
-from fpfl.runs.folder import read_fingerprints
+from fpfl.runs.folder import TABLE_SCHEMA, OpenRun
 from fpfl.server.ranks import Ranks
 
 Loaded = tuple[FederatedDataset, FederatedDataset | None]
@@ -25,9 +25,6 @@ Loaded = tuple[FederatedDataset, FederatedDataset | None]
 
 _COLUMNS = ("features", "labels", "attributes", "users")
 """What an .npz file may hold; anything else in it is left alone."""
-
-TABLE_SCHEMA = "table-schema.toml"
-"""What a run folder calls the schema that its config has in a file of its own."""
 
 
 def load_data(
@@ -93,7 +90,7 @@ def _load_tables(config: Config, folder: Path, partition_seed: int | None, priva
     return people, test
 
 
-def check_same_people(config: Config, people: FederatedDataset, run: Path) -> None:
+def check_same_people(config: Config, people: FederatedDataset, run: OpenRun) -> None:
     """Refuse a table that is no longer the one that a run drew its held-out users from.
 
     Who is held out follows from a user's place among all, so that one row more may move people
@@ -101,12 +98,12 @@ def check_same_people(config: Config, people: FederatedDataset, run: Path) -> No
     """
     if config.data.held_out is None:
         return
-    if data_fingerprint(people) != read_fingerprints(run)["data"]:
+    if data_fingerprint(people) != run.fingerprints["data"]:
         raise ValueError(
-            f"{config.data.table} (or its schema, or held_out) is not what {run} was begun with, "
-            "so that users who were trained on may be among those held out now. Put it back as it "
-            "was; or evaluate on other people (fpfl evaluate --data FILE), or start a new run. For "
-            "users who leave there is fpfl withdraw"
+            f"{config.data.table} (or its schema, or held_out) is not what {run.path} was begun "
+            "with, so that users who were trained on may be among those held out now. Put it back "
+            "as it was; or evaluate on other people (fpfl evaluate --data FILE), or start a new "
+            "run. For users who leave there is fpfl withdraw"
         )
 
 

@@ -39,7 +39,7 @@ from fpfl.data.schema import Schema
 from fpfl.fairness.constraints import BY_NAME, Constraint, equal_error
 from fpfl.methods import REGISTER, Method
 from fpfl.privacy.settings import Clipping, Privacy
-from fpfl.runs.folder import RunFolder, look, read_about
+from fpfl.runs.folder import CONFIG, RunFolder
 from fpfl.server.loop import Callback
 from fpfl.training import train
 from fpfl.training.defaults import suggested_clipping, suggested_learning_rate
@@ -87,7 +87,7 @@ def load_config(path: str | Path) -> Config:
 
 def load_run_config(run: Path) -> Config:
     """Read the config that a run folder keeps, with the table's schema as it was."""
-    return with_kept_schema(load_config(run / "config.toml"), run)
+    return with_kept_schema(load_config(run / CONFIG), run)
 
 
 def config_of(text: str, where: str | Path) -> Config:
@@ -126,7 +126,7 @@ def run_config(
     """
     data, test = load_data(config, folder, partition_seed) if loaded is None else loaded
     if keep is not None and keep.resume:
-        check_same_people(config, data, keep.path)
+        check_same_people(config, data, keep.run)
     config = _completed(config, data, keep)
     t = config.training
     run = train(
@@ -240,8 +240,7 @@ def _kept_learning_rate(keep: RunFolder | None) -> float | None:
     """What a run that goes on has had: like its noise it stays, whatever T is now."""
     if keep is None or not keep.resume:
         return None
-    about = read_about(keep.path)
-    rate: float | None = (look(keep.path).settings or about["settings"])["learning_rate"]
+    rate: float | None = keep.run.settings["learning_rate"]
     return rate
 
 

@@ -16,7 +16,7 @@ from fpfl.fairness.constraints import Constraint, fnr_parity
 from fpfl.fairness.gaps import Evaluation
 from fpfl.privacy.settings import Privacy
 from fpfl.report.evaluations import SIMULATION_ONLY
-from fpfl.runs.folder import model_digest
+from fpfl.runs.folder import EVALUATION, model_digest
 from fpfl.server.loop import Callback, RoundEvent
 from fpfl.training import train
 from fpfl.training.models import mlp
@@ -210,7 +210,7 @@ def save_demo(runs: list[DemoRun], folder: Path, about: dict[str, Any]) -> None:
             "model": model_digest(path),
         }
         text = json.dumps(evaluation, indent=1) + "\n"
-        (path / "evaluation-test.json").write_text(text, encoding="utf-8")
+        (path / EVALUATION.format("test")).write_text(text, encoding="utf-8")
         gap = r.test.gaps["fnr"]
         figures.append(
             {

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
+
+from fpfl.store.typed import plain, typed
 
 Verdict = Literal["within", "outside", "cannot tell"]
 
@@ -131,7 +132,10 @@ class GapEstimate:
     def as_dict(self) -> dict[str, Any]:
         """Everything as JSON can hold it: NaN becomes None."""
         pair = None if self.worst_pair is None else asdict(self.worst_pair)
-        return _plain({**asdict(self), "worst_group": self.worst_group, "worst_pair": pair})
+        found: dict[str, Any] = plain(
+            {**asdict(self), "worst_group": self.worst_group, "worst_pair": pair}
+        )
+        return found
 
     def __str__(self) -> str:
         where = "" if self.worst is None else f", the worst being {self.worst_group}"
@@ -190,15 +194,18 @@ class Evaluation:
         """Everything as JSON can hold it: NaN becomes None."""
         gaps = {name: gap.as_dict() for name, gap in self.gaps.items()}
         words = self.verdict_in_words
-        return _plain({**vars(self), "gaps": gaps, "verdict_in_words": words, "mark": MARK})
+        found: dict[str, Any] = plain(
+            {**vars(self), "gaps": gaps, "verdict_in_words": words, "mark": MARK}
+        )
+        return found
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Evaluation:
+        """What `as_dict` wrote."""
+        return typed(cls, values, "the evaluation", nan=True)
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
-
-
-def _plain(record: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(json.dumps(record), parse_constant=lambda nan: None)
-    return found
 
 
 def _number(value: float) -> str:

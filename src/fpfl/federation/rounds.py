@@ -37,7 +37,7 @@ from fpfl.federation.secagg import (
 )
 from fpfl.federation.secagg.server import read_advert
 from fpfl.privacy.conventions import BudgetExhaustedError
-from fpfl.runs.folder import LEDGER, RunFolder
+from fpfl.runs.folder import RunFolder, is_begun
 from fpfl.runs.journal import Journal
 from fpfl.runs.resume import Kept
 from fpfl.server.loop import Callback
@@ -293,7 +293,7 @@ def federate(
         path = Path(folder)
         where = RunFolder(
             path,
-            resume=(path / LEDGER).is_file(),
+            resume=is_begun(path),
             ledger=None if ledger is None else Path(ledger),
         )
 

@@ -1,6 +1,6 @@
 """Private evaluation: counts of held-out users, released once under a budget of their own."""
 
-from fpfl.heldout.evaluation import evaluate_privately, plan_heldout
+from fpfl.heldout.evaluation import evaluate_privately, evaluate_run, plan_heldout
 from fpfl.heldout.plan import HeldoutPlan
 from fpfl.heldout.result import PrivateEvaluation, RateEstimate
 
@@ -9,5 +9,6 @@ __all__ = [
     "PrivateEvaluation",
     "RateEstimate",
     "evaluate_privately",
+    "evaluate_run",
     "plan_heldout",
 ]

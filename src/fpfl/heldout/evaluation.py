@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from dataclasses import replace
+from pathlib import Path
 
 from torch import nn
 
@@ -12,11 +15,14 @@ from fpfl.data.schema import Schema
 from fpfl.fairness.constraints import Constraint
 from fpfl.heldout.estimates import Cells
 from fpfl.heldout.plan import HeldoutPlan
-from fpfl.heldout.result import PrivateEvaluation
+from fpfl.heldout.result import PrivateEvaluation, repeated
 from fpfl.privacy.assumptions import check_declared
+from fpfl.privacy.budget import PopulationLedger
 from fpfl.privacy.gaussian import gaussian_noise_multiplier
 from fpfl.privacy.plan import Block, Neighbours, PrivacyPlan
 from fpfl.privacy.settings import JOINT
+from fpfl.runs.folder import EVALUATION, MODEL, OpenRun, as_json, model_digest
+from fpfl.store.files import write_whole
 
 
 def plan_heldout(
@@ -121,3 +127,79 @@ def evaluate_privately(
         neighbours=neighbours,
     )
     return plan.release(model, data, noise)
+
+
+def evaluate_run(
+    run: str | Path | OpenRun,
+    data: FederatedDataset,
+    *,
+    model: nn.Module,
+    constraint: Constraint,
+    epsilon: float,
+    delta: float | None = None,
+    bound: float | None = None,
+    confidence: float = 0.95,
+    ledger: str | Path | None = None,
+    moved: bool = False,
+    noise: NoiseSource | None = None,
+) -> PrivateEvaluation:
+    """Evaluate a finished run's model on held-out users, once, as ``fpfl evaluate`` does.
+
+    The run's ledger records it before it is released, and refuses a second time for one model. A
+    run that was resumed since has another: it is a further release, and says what all cost. What
+    was released is written to the folder.
+
+    Parameters
+    ----------
+    run
+        The run's folder, or what was opened of it.
+    data
+        The held-out users.
+    model
+        The run's network: the weights in the folder are loaded into a copy of it.
+    constraint, epsilon, delta, bound, confidence, noise
+        As in :func:`evaluate_privately`.
+    ledger
+        The held-out users' own population ledger, which is charged as well.
+    moved
+        The folder was moved or restored, and no other copy of it is used.
+
+    Returns
+    -------
+    PrivateEvaluation
+        What was released.
+    """
+    from safetensors.torch import load_file
+
+    opened = run if isinstance(run, OpenRun) else OpenRun(Path(run))
+    opened.require_finished()
+    path, own = opened.path, opened.ledger
+    model = copy.deepcopy(model)
+    model.load_state_dict(load_file(path / MODEL))
+    check_declared("zero-out", data.schema.population is not None)
+    plan = plan_heldout(
+        data.schema,
+        population=data.K,
+        constraint=constraint,
+        epsilon=epsilon,
+        delta=delta,
+        bound=bound,
+        confidence=confidence,
+    )
+    plan.check(model, data)
+    own.to_evaluate(moved=moved)
+    with own:
+        digest, earlier = model_digest(path), list(own.evaluations)
+        own.evaluation(plan.mechanism, plan.epsilon, plan.delta, digest)
+        if ledger is not None:
+            with PopulationLedger.open(ledger) as theirs:
+                theirs.charge(own.run, plan.mechanism, None, "evaluation")
+                theirs.sync()
+        released = plan.release(model.eval(), data, noise)
+        if earlier:
+            costs = [(record["epsilon"], record["delta"]) for record in earlier]
+            again = repeated([*costs, (plan.epsilon, plan.delta)])
+            released = replace(released, lines=(*released.lines, again))
+        content = released.as_dict() | {"model": digest}
+        write_whole(path / EVALUATION.format("private"), as_json(content))
+    return released

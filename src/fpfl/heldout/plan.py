@@ -31,6 +31,7 @@ from fpfl.data.federated import FederatedDataset
 from fpfl.heldout.estimates import Cells, Judge
 from fpfl.heldout.intervals import Floats
 from fpfl.heldout.result import PrivateEvaluation, statement
+from fpfl.privacy.assumptions import ALONE
 from fpfl.privacy.filter import Mechanism
 from fpfl.privacy.gaussian import gaussian_epsilon, gaussian_noise_multiplier
 from fpfl.privacy.plan import Neighbours, PrivacyPlan
@@ -289,6 +290,7 @@ class HeldoutPlan:
             noise_stddev=s,
             seeded=source.seeded,
             lines=tuple(self.statement(source.seeded)),
+            contributions=ALONE,
         )
 
     def _noised(self, model: nn.Module, data: FederatedDataset, source: NoiseSource) -> Floats:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fpfl.fairness.evaluation import Difference, GapEstimate, Verdict
-from fpfl.privacy.assumptions import ALONE, who_is_public, whole_numbers
+from fpfl.privacy.assumptions import who_is_public, whole_numbers
 from fpfl.privacy.filter import Mechanism
 from fpfl.privacy.statement import SEEDED_NOISE, round_up
+from fpfl.store.typed import plain, typed
 
 if TYPE_CHECKING:
     from fpfl.heldout.plan import HeldoutPlan
@@ -118,6 +118,8 @@ class PrivateEvaluation:
         Whether the noise came from a seed (a simulation).
     lines
         The statement.
+    contributions
+        What its ε rests on; None in files of versions that did not keep it (up to 0.1.0).
     """
 
     released: dict[str, dict[str, float]]
@@ -136,6 +138,7 @@ class PrivateEvaluation:
     noise_stddev: float
     seeded: bool
     lines: tuple[str, ...] = field(repr=False)
+    contributions: str | None = None
 
     @property
     def population(self) -> int:
@@ -181,11 +184,16 @@ class PrivateEvaluation:
             "gap": self.gap.as_dict(),
             "verdict_in_words": self.verdict_in_words,
             "statement": self.statement(),
-            "contributions": ALONE,
         }
         del record["lines"]
-        plain: dict[str, Any] = json.loads(json.dumps(record), parse_constant=lambda nan: None)
-        return plain
+        found: dict[str, Any] = plain(record)
+        return found
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> PrivateEvaluation:
+        """What `as_dict` wrote."""
+        said = {"lines": values.get("statement")} if isinstance(values, dict) else {}
+        return typed(cls, values | said, "the evaluation", nan=True)
 
     def __str__(self) -> str:
         overall = self.rates[self.score]["overall"]

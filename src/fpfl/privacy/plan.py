@@ -40,6 +40,7 @@ from fpfl.privacy.gaussian import (
 from fpfl.privacy.renyi import calibrate_shares, coins_epsilon, shares_epsilon
 from fpfl.privacy.sampling import FixedSizeSampling, PoissonSampling
 from fpfl.privacy.statement import BlockNoise, PrivacyStatement
+from fpfl.store.typed import plain, typed
 
 __all__ = ["Block", "Convention", "Neighbours", "PrivacyPlan", "PrivacyWarning"]
 
@@ -230,6 +231,26 @@ real_population, copies
         # Nobody has seen this plan yet. Making a second one would warn twice about the same δ.
         object.__setattr__(plan, "noise_multiplier", noise)
         return plan
+
+    def as_dict(self) -> dict[str, Any]:
+        """All fields in types that JSON knows."""
+        found: dict[str, Any] = plain(self)
+        return found
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> PrivacyPlan:
+        """What :meth:`as_dict` wrote, or the plan that a statement's figures are of.
+
+        (A statement says how often a user takes part; where that is no cap, it follows.)
+        """
+        said = {"max_participations": None, "copies": 1, **values}
+        if "participations_capped" in values:
+            # Where noise comes in shares all rounds count, and no other number can be set.
+            capped = values["participations_capped"] and values.get("convention") == "poisson"
+            said["max_participations"] = values.get("participations") if capped else None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PrivacyWarning)  # it was said when the plan was made
+            return typed(cls, said, "the privacy plan")
 
     def with_rounds(self, rounds: int) -> PrivacyPlan:
         """The same plan for another T."""

@@ -23,6 +23,7 @@ from fpfl.privacy.assumptions import (
     whole_numbers,
     whose_noise,
 )
+from fpfl.store.typed import typed
 
 if TYPE_CHECKING:
     from fpfl.privacy.filter import Mechanism, PrivacyFilter, ServerLimit
@@ -259,6 +260,11 @@ class PrivacyStatement:
         for name in ("blocks", "delta_terms", "assumptions"):
             values[name] = list(values[name])
         return values
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> PrivacyStatement:
+        """What :meth:`as_dict` wrote, by this version or an earlier one."""
+        return typed(cls, values, "the privacy statement")
 
     def lines(self) -> list[str]:
         """Return the statement, one sentence or two a line."""

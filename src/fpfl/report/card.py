@@ -332,9 +332,9 @@ def _provenance(record: RunRecord) -> list[str]:
     rest = [f"{n} {v}" for n, v in packages.items() if n not in ("fpfl", "torch")]
     lines += [f"Further packages: {', '.join(rest)}."] if rest else []
     if record.charged is not None:
-        from fpfl.runs.folder import read_about
+        from fpfl.runs.folder import read_manifest
 
-        lines.append(f"Run {read_about(record.folder)['run']}; {record.charged:,} rounds charged.")
+        lines.append(f"Run {read_manifest(record.folder).run}; {record.charged:,} rounds charged.")
     lines.append("This card was written by fpfl from the run's own files.")
     return lines
 

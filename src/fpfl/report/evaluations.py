@@ -6,63 +6,63 @@ nothing, without a word. Better to say which file is damaged.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
+from fpfl.fairness.evaluation import Evaluation, GapEstimate
+from fpfl.heldout.result import PrivateEvaluation
 from fpfl.privacy.assumptions import ALONE, BEFORE_EVALUATED
+from fpfl.privacy.statement import PrivacyStatement
+from fpfl.store.typed import TypedError, typed
 
-_SETTINGS: dict[str, Any] = {
-    "cohort": int | None,
-    "rounds": int | None,
-    "population": int | None,
-    "constraint": str | None,
-    "tolerance": int | float | None,
-    "layout": dict | None,
-    "clip": dict | None,
-    "privacy": dict | None,
-}
-_STATEMENT: dict[str, Any] = {
-    "convention": str,
-    "neighbours": str,
-    "population": int,
-    "real_population": int | None,
-    "cohort": int,
-    "rounds": int,
-    "noise_multiplier": int | float,
-    "blocks": list,
-    "delta": int | float,
-    "epsilon": int | float | None,
-    "epsilon_honest": int | float | None,
-    "epsilon_real": int | float | None,
-    "participations": int,
-    "participations_capped": bool,
-    "delta_server": int | float,
-    "epsilon_server": int | float,
-    "epsilon_server_real": int | float | None,
-    "seeded_noise": bool,
-    "seeded_cohorts": bool,
-    "aggregation": dict | None,
-    "filter_order": int | float | None,
-    "contributions": str | None,
-}
-_BLOCK: dict[str, Any] = {
-    "name": str,
-    "bound": int | float,
-    "share": int | float,
-    "noise_stddev": int | float,
-}
-_ROW: dict[str, Any] = {
-    "accuracy": int | float | None,
-    "gap": int | float | None,
-    "gradient_norm": int | float | None,
-    "averaged_gap": int | float | None,
-}
-_TABLES = ("groups", "counts", "multipliers")
+T = TypeVar("T")
 
 
-def damaged(file: Path, what: str) -> ValueError:
+@dataclass(frozen=True)
+class _Laid:
+    """What a report asks of a layout."""
+
+    rates: tuple[str, ...] | None = None
+    groups: tuple[str, ...] | None = None
+    parameters: int | None = None
+    basis: str | None = None
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What a report asks of a run's settings."""
+
+    cohort: int | None = None
+    rounds: int | None = None
+    population: int | None = None
+    constraint: str | None = None
+    tolerance: float | None = None
+    layout: _Laid | None = None
+    clip: dict[str, Any] | None = None
+    privacy: dict[str, Any] | None = None
+
+
+_Table = dict[str, dict[str, float | None]]
+
+
+@dataclass(frozen=True)
+class _Round:
+    """What a report asks of a row of a history."""
+
+    round: int
+    accuracy: float | None = None
+    gap: float | None = None
+    gradient_norm: float | None = None
+    averaged_gap: float | None = None
+    overall: dict[str, float | None] | None = None
+    groups: _Table | None = None
+    counts: _Table | None = None
+    multipliers: _Table | None = None
+
+
+def damaged(file: Path, what: object) -> ValueError:
     """The error for a file that is not what a run writes."""
     return ValueError(
         f"{file} is not what a run writes ({what}); put an intact copy in its place, or leave this "
@@ -70,32 +70,17 @@ def damaged(file: Path, what: str) -> ValueError:
     )
 
 
-HUGE = 1e100
-
-
-def check_kinds(file: Path, found: Any, kinds: Mapping[str, Any], where: str = "it") -> None:
-    """Refuse a mapping that has something else in the place of what is asked for."""
-    if not isinstance(found, dict):
-        raise damaged(file, f"{where} is {found!r:.80}")
-    for name, kind in kinds.items():
-        value = found.get(name)
-        # A truth value is a whole number to Python, and no number to a reader.
-        odd = isinstance(value, bool) and kind is not bool
-        # So large that its square is no number any more: nothing that a run writes.
-        huge = isinstance(value, int | float) and not abs(value) <= HUGE
-        if odd or huge or not isinstance(value, kind):
-            raise damaged(file, f"{where} has {name} = {value!r:.80}")
+def read(file: Path, kind: type[T], values: Any, where: str) -> T:
+    """What a file holds, as it was written; an error names the file."""
+    try:
+        return typed(kind, values, where)
+    except TypedError as error:
+        raise damaged(file, error) from error
 
 
 def check_settings(file: Path, settings: Any) -> dict[str, Any]:
     """A run's settings, as far as a report uses them."""
-    check_kinds(file, settings, _SETTINGS, "settings")
-    layout = settings.get("layout") or {}
-    for name in ("rates", "groups"):
-        names = layout.get(name) or []
-        if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
-            raise damaged(file, f"the layout's {name} are {names!r:.80}")
-    check_kinds(file, layout, {"parameters": int | None, "basis": str | None}, "the layout")
+    read(file, _Settings, settings, "settings")
     return dict(settings)
 
 
@@ -103,34 +88,20 @@ def check_privacy(file: Path, statement: Any) -> dict[str, Any] | None:
     """A privacy statement's figures; None without privacy."""
     if statement is None:
         return None
-    check_kinds(file, statement, _STATEMENT, "privacy")
-    for block in statement["blocks"]:
-        check_kinds(file, block, _BLOCK, "a block of the noise")
-    return dict(statement)
+    read(file, PrivacyStatement, statement, "privacy")
+    missing = {"contributions": None, "filter_order": None, "aggregation": None}
+    return missing | dict(statement)
 
 
 def check_history(file: Path, history: list[Any]) -> list[dict[str, Any]]:
     """The rows of a history: one for each round, in order, with numbers."""
     last = 0
     for row in history:
-        check_kinds(file, row, {"round": int, **_ROW}, "a round")
-        if row["round"] <= last:
-            raise damaged(file, f"round {row['round']} follows round {last}")
-        last = row["round"]
-        where = f"round {last}"
-        overall = {} if row.get("overall") is None else row["overall"]
-        _check_numbers(file, overall, f"overall in {where}")
-        for name in _TABLES:
-            table = {} if row.get(name) is None else row[name]
-            check_kinds(file, table, {}, f"{name} in {where}")
-            for rate, line in table.items():
-                _check_numbers(file, line, f"{rate!r:.40} of {name} in {where}")
+        found = read(file, _Round, row, f"the round after {last}")
+        if found.round <= last:
+            raise damaged(file, f"round {found.round} follows round {last}")
+        last = found.round
     return history
-
-
-def _check_numbers(file: Path, line: Any, where: str) -> None:
-    check_kinds(file, line, {}, where)
-    check_kinds(file, line, dict.fromkeys(line, int | float | None), where)
 
 
 Kind = Literal["private", "test", "training"]
@@ -139,7 +110,6 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 SIMULATION_ONLY = "simulation only"
 """The mark of whatever was not released."""
 
-_NUMBER = int | float | None
 _ERRORS = ("absolute error", "squared error")
 """The scores of a private evaluation that are better when they are less."""
 _USUAL = ("eo", "demp")
@@ -276,108 +246,97 @@ class Evaluated:
 
 def read_evaluation(file: Path, kind: Kind, content: dict[str, Any]) -> Evaluated:
     """An evaluation from what its file holds."""
-    wanted = {"constraint": str | None, "tolerance": _NUMBER, "verdict": str | None}
-    check_kinds(file, content, {**wanted, "verdict_in_words": str | None, "confidence": float})
     try:
-        return _private(file, content) if kind == "private" else _open(file, kind, content)
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
-        raise damaged(file, repr(error)) from error
+        if kind == "private":
+            return of_private(PrivateEvaluation.from_dict(content))
+        return of_open(Evaluation.from_dict(content), kind)
+    except (TypedError, KeyError) as error:
+        raise damaged(file, error) from error
 
 
-def _judged(content: dict[str, Any]) -> dict[str, Any]:
-    names = ("constraint", "tolerance", "verdict", "verdict_in_words")
-    return {name: content.get(name) for name in names} | {"confidence": content["confidence"]}
-
-
-def _open(file: Path, kind: Kind, content: dict[str, Any]) -> Evaluated:
-    """Measured without noise: `fpfl.Evaluation.as_dict`."""
-    check_kinds(file, content, {"users": int, "samples": int, "accuracy": _NUMBER, "gaps": dict})
-    name = "error" if content["accuracy"] is None else "accuracy"
-    ends = content[f"{name}_interval"] or (None, None)
-    score = _figure(file, content[name], *ends)
-    scores = content["rates"].get(name, {})
+def of_open(found: Evaluation, kind: Kind) -> Evaluated:
+    """Measured without noise."""
+    name = "error" if found.accuracy is None else "accuracy"
+    value, ends = getattr(found, name), getattr(found, f"{name}_interval") or (None, None)
+    scores = found.rates.get(name, {})
     return Evaluated(
         kind=kind,
         score_name="absolute error" if name == "error" else name,
-        score=score,
-        gaps={str(n): _gap(file, str(n), gap, scores) for n, gap in content["gaps"].items()},
-        users=content["users"],
-        samples=content["samples"],
+        score=Figure(_known(value), *ends),
+        gaps={name: _gap(name, gap, scores) for name, gap in found.gaps.items()},
+        constraint=found.constraint,
+        tolerance=found.tolerance,
+        verdict=found.verdict,
+        verdict_in_words=found.verdict_in_words,
+        confidence=found.confidence,
+        users=found.users,
+        samples=found.samples,
         lower=name == "error",
-        **_judged(content),
     )
 
 
-def _private(file: Path, content: dict[str, Any]) -> Evaluated:
-    """Released with noise: `fpfl.heldout.PrivateEvaluation.as_dict`."""
-    needed = {"score": str, "epsilon": int | float, "delta": int | float, "seeded": bool}
-    check_kinds(file, content, {**needed, "rates": dict, "gap": dict, "statement": list})
-    rates = content["rates"]
-    scores = {group: line["value"] for group, line in rates[content["score"]].items()}
-    gap = content["gap"] | {"differences": [_with_ends(d, rates) for d in _rows(content["gap"])]}
-    overall = rates[content["score"]]["overall"]
-    established = content.get("contributions") == ALONE
+def of_private(found: PrivateEvaluation) -> Evaluated:
+    """Released with noise."""
+    scores = {group: estimate.value for group, estimate in found.rates[found.score].items()}
+    overall = found.rates[found.score]["overall"]
+    rows = []
+    for d in found.gap.differences:
+        own = found.rates[d.rate][d.group]
+        rows.append(replace(d, value_low=own.low, value_high=own.high))
+    gap = _gap("constraint", replace(found.gap, differences=tuple(rows)), scores)
+    counts = {(d.rate, d.group): found.rates[d.rate][d.group].count for d in rows}
+    counted = [replace(row, count=_known(counts[row.rate, row.group])) for row in gap.rows]
+    established = found.contributions == ALONE
     return Evaluated(
         kind="private",
-        score_name=content["score"],
-        score=_figure(file, overall["value"], overall["low"], overall["high"]),
-        gaps={"constraint": _gap(file, "constraint", gap, scores)},
-        users=int(content["mechanism"]["population"]),
+        score_name=found.score,
+        score=_figure(overall.value, overall.low, overall.high),
+        gaps={"constraint": replace(gap, rows=tuple(counted))},
+        constraint=found.constraint,
+        tolerance=found.tolerance,
+        verdict=found.verdict,
+        verdict_in_words=found.verdict_in_words,
+        confidence=found.confidence,
+        users=found.population,
         samples=None,
-        epsilon=content["epsilon"],
-        delta=content["delta"],
-        seeded=content["seeded"],
-        statement=(
-            *(() if established else (BEFORE_EVALUATED,)),
-            *map(str, content["statement"]),
-        ),
+        epsilon=found.epsilon,
+        delta=found.delta,
+        seeded=found.seeded,
+        statement=(*(() if established else (BEFORE_EVALUATED,)), *found.lines),
         established=established,
-        lower=content["score"] in _ERRORS,
-        **_judged(content),
+        lower=found.score in _ERRORS,
     )
 
 
-def _with_ends(difference: dict[str, Any], rates: dict[str, Any]) -> dict[str, Any]:
-    """A difference with the ends of the group's own rate and its released count."""
-    own = rates[difference["rate"]][difference["group"]]
-    ends = {"value_low": own["low"], "value_high": own["high"], "count": own["count"]}
-    return difference | ends
-
-
-def _rows(gap: dict[str, Any]) -> list[dict[str, Any]]:
-    return list(gap["differences"])
-
-
-def _gap(file: Path, name: str, gap: dict[str, Any], scores: dict[str, Any]) -> Gap:
-    pair = gap.get("worst_pair")
-    worst = gap.get("worst_group")
-    rows = [
-        GroupFigure(
-            rate=str(d["rate"]),
-            group=str(d["group"]),
-            overall=_figure(file, d["overall"]).value,
-            value=_figure(file, d["value"], d.get("value_low"), d.get("value_high")),
-            count=_figure(file, d["count"]).value,
-            difference=_figure(file, d["difference"], d["low"], d["high"]),
-            score=_figure(file, scores.get(d["group"])).value,
-        )
-        for d in _rows(gap)
-    ]
+def _gap(name: str, gap: GapEstimate, scores: dict[str, float]) -> Gap:
+    pair = gap.worst_pair
     return Gap(
         name=name,
-        value=_figure(file, gap["value"], gap["low"], gap["high"]),
-        rows=tuple(rows),
-        worst_group=None if worst is None else str(worst),
-        worst_pair=None if pair is None else _pair(file, pair),
+        value=_figure(gap.value, gap.low, gap.high),
+        rows=tuple(
+            GroupFigure(
+                rate=d.rate,
+                group=d.group,
+                overall=_known(d.overall),
+                value=_figure(d.value, d.value_low, d.value_high),
+                count=_known(d.count),
+                difference=_figure(d.difference, d.low, d.high),
+                score=_known(scores.get(d.group)),
+            )
+            for d in gap.differences
+        ),
+        worst_group=gap.worst_group,
+        worst_pair=None
+        if pair is None
+        else PairFigure(
+            pair.rate, pair.larger, pair.smaller, _figure(pair.difference, pair.low, pair.high)
+        ),
     )
 
 
-def _pair(file: Path, pair: dict[str, Any]) -> PairFigure:
-    difference = _figure(file, pair["difference"], pair["low"], pair["high"])
-    return PairFigure(str(pair["rate"]), str(pair["larger"]), str(pair["smaller"]), difference)
+def _figure(value: float, low: float, high: float) -> Figure:
+    return Figure(_known(value), _known(low), _known(high))
 
 
-def _figure(file: Path, value: Any, low: Any = None, high: Any = None) -> Figure:
-    found = {"value": value, "low": low, "high": high}
-    check_kinds(file, found, dict.fromkeys(found, _NUMBER), "a figure")
-    return Figure(**found)
+def _known(value: float | None) -> float | None:
+    return None if value is None or math.isnan(value) else value

@@ -12,17 +12,39 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fpfl.privacy.assumptions import BEFORE
+from fpfl.privacy.assumptions import BEFORE, Aggregation
+from fpfl.privacy.conventions import SHARED
+from fpfl.privacy.plan import PrivacyPlan
+from fpfl.privacy.settings import Clipping
 from fpfl.report.evaluations import (
     KINDS,
     Evaluated,
     Kind,
     check_history,
-    check_kinds,
     check_privacy,
     check_settings,
+    read,
     read_evaluation,
 )
+from fpfl.runs.folder import (
+    ABOUT,
+    CHECKPOINTS,
+    ENVIRONMENT,
+    EVALUATION,
+    HISTORY,
+    LEDGER,
+    PRIVACY,
+    RESULT,
+    SCHEMA,
+    OpenRun,
+    is_begun,
+    model_digest,
+)
+from fpfl.runs.resume import statement
+from fpfl.server.state import CLASSES
+from fpfl.store.checkpoints import load_checkpoint
+from fpfl.store.typed import plain, typed
+from fpfl.users.layout import Layout
 
 if TYPE_CHECKING:
     from fpfl.privacy.statement import PrivacyStatement
@@ -35,10 +57,7 @@ def kept_history(folder: Path) -> tuple[list[Any], str]:
     The totals released since are in a log that only the run itself, with its model and method,
     turns into rows again.
     """
-    from fpfl.server.state import CLASSES
-    from fpfl.store.checkpoints import load_checkpoint
-
-    files = sorted(folder.glob("checkpoint-*.safetensors"))
+    files = sorted(folder.glob(CHECKPOINTS))
     if not files:
         return [], "There is no checkpoint in the folder, so nothing can be drawn over rounds."
     _, text = load_checkpoint(files[-1], CLASSES)
@@ -53,66 +72,68 @@ def kept_history(folder: Path) -> tuple[list[Any], str]:
     )
 
 
-def planned_statement(
-    folder: Path, ledger: RunLedger, settings: dict[str, Any]
-) -> PrivacyStatement | None:
-    """What the run promises as planned, or as its filter keeps to; None without privacy."""
-    from fpfl.privacy.assumptions import Aggregation
-    from fpfl.privacy.plan import PrivacyPlan
-    from fpfl.privacy.settings import Clipping
-    from fpfl.runs.resume import statement
-    from fpfl.users.layout import Layout
-
+def planned_statement(run: OpenRun) -> PrivacyStatement | None:
+    """What a run promises as planned, or as its filter keeps to; None without privacy."""
+    ledger, settings = run.ledger, run.settings
     mechanism = ledger.mechanism
     if ledger.terms is None or mechanism is None:
         return None
     try:
-        asked, clip = settings["privacy"], settings["clip"]
-        bounds = {name: value for name, value in clip.items() if name != "kind"}
-        blocks = Clipping(**bounds).blocks(
-            constrained=settings["constraint"] is not None,
-            selection=bool(settings["layout"]["selection"]),
+        begun = run.manifest.plan or _plan_of(settings)
+        plan = PrivacyPlan.from_dict(
+            begun
+            | {
+                "cohort": settings["cohort"],
+                "rounds": ledger.planned,
+                "noise_multiplier": mechanism.noise_multiplier,
+                "neighbours": mechanism.neighbours,
+                "delta": ledger.terms.delta,
+                "max_participations": ledger.terms.cap,
+            }
         )
-        real = settings["population"]
-        accounted = asked["population"] or real
-        plan = PrivacyPlan(
-            population=accounted,
-            real_population=None if accounted == real else real,
-            cohort=settings["cohort"],
-            rounds=ledger.planned,
-            noise_multiplier=mechanism.noise_multiplier,
-            blocks=blocks,
-            convention=asked["convention"],
-            neighbours=mechanism.neighbours,
-            delta=ledger.terms.delta,
-            max_participations=ledger.terms.cap,
-            copies=asked.get("copies", 1),
-        )
-        parts = {name: settings.get(name) for name in ("nodes", "least", "colluders")}
         together = None
         if settings.get("sampling") == "federation":
-            together = Aggregation(
-                **parts,  # type: ignore[arg-type]
-                shares=asked["convention"] in ("coins", "picked"),
-                injected=ledger.simulation,
-                held=bool(settings.get("held")),
+            together = typed(
+                Aggregation,
+                {name: settings.get(name) for name in ("nodes", "least", "colluders")}
+                | {
+                    "shares": plan.convention in SHARED,
+                    "injected": ledger.simulation,
+                    "held": bool(settings.get("held")),
+                },
             )
-        seeded = bool(settings.get("seeded_cohorts"))
-        layout = {name: value for name, value in settings["layout"].items() if name != "kind"}
         return statement(
             plan,
             ledger,
             ledger.simulation,
-            seeded,
+            bool(settings.get("seeded_cohorts")),
             together,
-            size=Layout(**layout).size,
+            size=typed(Layout, settings["layout"]).size,
             declared=settings.get("population_declared", together and True),
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(
-            f"the settings of the run in {folder} do not say what it promises ({error!r}); put "
-            "intact copies of run.json and ledger.jsonl in their places"
+            f"the settings of the run in {run.path} do not say what it promises ({error!r}); put "
+            f"intact copies of {ABOUT} and {LEDGER} in their places"
         ) from error
+
+
+def _plan_of(settings: dict[str, Any]) -> dict[str, Any]:
+    """What a plan is made of, from the settings of a run of 0.1.0, which wrote down no plan."""
+    asked, real = settings["privacy"], settings["population"]
+    clipping = typed(Clipping, settings["clip"])
+    blocks = clipping.blocks(
+        constrained=settings["constraint"] is not None,
+        selection=bool(settings["layout"]["selection"]),
+    )
+    accounted = asked["population"] or real
+    return {
+        "population": accounted,
+        "real_population": None if accounted == real else real,
+        "blocks": plain(blocks),
+        "convention": asked["convention"],
+        "copies": asked.get("copies", 1),
+    }
 
 
 Row = dict[str, Any]
@@ -252,12 +273,12 @@ def read_run(folder: str | Path) -> RunRecord:
     if not path.is_dir():
         what = "is a file" if path.exists() else "is not there"
         raise ValueError(f"{path} {what}; name the folder of a run (fpfl train, or Run.save)")
-    ledger = _ledger(path)
-    result = _read(path / "result.json", dict)
-    if result is not None and (ledger is None or ledger.finished):
-        return _finished(path, result, ledger)
-    if ledger is not None:
-        return _unfinished(path, ledger)
+    run = OpenRun(path) if is_begun(path) else None
+    result = _read(path / RESULT, dict)
+    if result is not None and (run is None or run.ledger.finished):
+        return _finished(path, result, None if run is None else run.ledger)
+    if run is not None:
+        return _unfinished(run)
     raise ValueError(
         f"{path} is not the folder of a run: it has neither result.json nor ledger.jsonl. Name a "
         "folder that fpfl train or Run.save has written"
@@ -265,7 +286,7 @@ def read_run(folder: str | Path) -> RunRecord:
 
 
 def _finished(path: Path, result: dict[str, Any], ledger: RunLedger | None) -> RunRecord:
-    file = path / "result.json"
+    file = path / RESULT
     settings = check_settings(file, result.get("settings"))
     privacy = check_privacy(file, result.get("privacy"))
     if privacy is not None and ledger is not None and ledger.contributions is None:
@@ -276,13 +297,13 @@ def _finished(path: Path, result: dict[str, Any], ledger: RunLedger | None) -> R
     if not isinstance(warned, list) or not all(isinstance(w, str | None) for w in words):
         raise ValueError(f"{file} is not what a run writes; put an intact copy in its place")
     notes = []
-    history = _read(path / "history.json", list)
+    history = _read(path / HISTORY, list)
     if history is None:
         notes.append(
             "history.json is missing, so nothing is drawn over rounds. Put back the file that was "
             "saved with the run."
         )
-    said = _text(path / "privacy.txt")
+    said = _text(path / PRIVACY)
     if said is None:
         notes.append(
             "privacy.txt is missing: the privacy statement's figures are those of result.json, and "
@@ -296,7 +317,7 @@ def _finished(path: Path, result: dict[str, Any], ledger: RunLedger | None) -> R
         path,
         ledger,
         settings,
-        check_history(path / "history.json", history or []),
+        check_history(path / HISTORY, history or []),
         notes,
         finished=True,
         selected=words[0],
@@ -307,20 +328,17 @@ def _finished(path: Path, result: dict[str, Any], ledger: RunLedger | None) -> R
     )
 
 
-def _unfinished(path: Path, ledger: RunLedger) -> RunRecord:
+def _unfinished(run: OpenRun) -> RunRecord:
     """A run that goes on, was cut off, or was resumed and has not ended since."""
-    from fpfl.report.reading import kept_history, planned_statement
-    from fpfl.runs.folder import read_about
-
-    about = read_about(path)
-    settings = check_settings(path / "run.json", ledger.settings or about["settings"])
+    path, ledger = run.path, run.ledger
+    settings = check_settings(path / ABOUT, run.settings)
     history, found = kept_history(path)
     notes = [
         "This run has not ended: it goes on elsewhere, or was cut off (fpfl resume goes on with "
         "it). There is no selected model yet, and no result.",
         found,
     ]
-    said = planned_statement(path, ledger, settings)
+    said = planned_statement(run)
     if said is not None:
         notes.append(
             f"{ledger.spent:,} of {ledger.planned:,} planned rounds have been charged so far; the "
@@ -359,8 +377,8 @@ def _record(
         history=history,
         charged=None if ledger is None or ledger.terms is None else ledger.spent,
         evaluations=found,
-        schema=_read(path / "schema.json", dict),
-        environment=_environment(path / "environment.json"),
+        schema=_read(path / SCHEMA, dict),
+        environment=_environment(path / ENVIRONMENT),
         begun=str(times[0]["time"]) if times else None,
         ended=str(ends[-1]) if ends and more["finished"] else None,
         notes=tuple(notes),
@@ -370,12 +388,10 @@ def _record(
 
 def _evaluations(path: Path, notes: list[str]) -> dict[Kind, Evaluated]:
     """The evaluations of the model in the folder; what is of another one is noted, and left out."""
-    from fpfl.runs.folder import model_digest
-
     model = model_digest(path)
     found, of_another, unsure = {}, [], []
     for kind in KINDS:
-        file = path / f"evaluation-{kind}.json"
+        file = path / EVALUATION.format(kind)
         content = _read(file, dict)
         if content is None:
             continue
@@ -402,14 +418,8 @@ def _evaluations(path: Path, notes: list[str]) -> dict[Kind, Evaluated]:
 def _environment(file: Path) -> dict[str, Any] | None:
     found: dict[str, Any] | None = _read(file, dict)
     if found is not None:
-        check_kinds(file, found, {"packages": dict | None})
+        read(file, dict[str, Any] | None, found.get("packages"), "packages")  # type: ignore[arg-type]
     return found
-
-
-def _ledger(path: Path) -> RunLedger | None:
-    from fpfl.runs.folder import LEDGER, look
-
-    return look(path) if (path / LEDGER).is_file() else None
 
 
 def _read(file: Path, kind: type) -> Any:

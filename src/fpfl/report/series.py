@@ -11,11 +11,11 @@ which is ΣF/Σn' of those rounds, for r = F/n'. These are functions of what was
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from fpfl.privacy.accounting import MissingAccountantError
+from fpfl.privacy.plan import PrivacyPlan
 from fpfl.report.reading import RunRecord
 
 Number = float | None
@@ -194,8 +194,6 @@ def epsilon_curve(record: RunRecord) -> EpsilonCurve:
     For the users that the run has, and with the true sensitivity. The server's is left out where
     it is the same, or where there is no guarantee against the server.
     """
-    from fpfl.privacy.accounting import MissingAccountantError
-
     said = record.privacy
     if said is None:
         return EpsilonCurve(why="The run gives no privacy guarantee, so there is no ε to draw.")
@@ -205,7 +203,7 @@ def epsilon_curve(record: RunRecord) -> EpsilonCurve:
             "budget that was fixed before the run, whatever the number of rounds."
         )
     try:
-        plan = _plan(said)
+        plan = PrivacyPlan.from_dict(said)
         ts = _some_rounds(plan.rounds)
         plans = [plan.with_rounds(t) for t in ts]
         epsilon = [p.epsilon_honest if p.epsilon_real is None else p.epsilon_real for p in plans]
@@ -224,30 +222,6 @@ def epsilon_curve(record: RunRecord) -> EpsilonCurve:
     if trusted or server == epsilon:
         server = []
     return EpsilonCurve(tuple(ts), tuple(epsilon), tuple(server))
-
-
-def _plan(said: dict[str, Any]) -> Any:
-    """The plan that a statement's figures are of."""
-    from fpfl.privacy.conventions import Block, PrivacyWarning
-    from fpfl.privacy.plan import PrivacyPlan
-
-    # Where noise comes in shares, all rounds count, and no other number can be set.
-    capped = said["participations_capped"] and said["convention"] == "poisson"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PrivacyWarning)  # it was said when the plan was made
-        return PrivacyPlan(
-            population=said["population"],
-            real_population=said["real_population"],
-            cohort=said["cohort"],
-            rounds=said["rounds"],
-            noise_multiplier=said["noise_multiplier"],
-            blocks=[Block(b["name"], b["bound"], b["share"]) for b in said["blocks"]],
-            convention=said["convention"],
-            neighbours=said["neighbours"],
-            delta=said["delta"],
-            max_participations=said["participations"] if capped else None,
-            copies=said.get("copies", 1),
-        )
 
 
 def _some_rounds(T: int) -> list[int]:

@@ -1,55 +1,154 @@
 """The run folder: where a run is written down, and what it says about its run.
 
 run.json schema.json environment.json    what was begun
-fingerprints.json config.toml            of the data, and with seeds: confidential
+fingerprints.json config.toml origin.json    of the data, and with seeds: confidential
 table-schema.toml                        a table's schema, where the config has it in a file
 ledger.jsonl                             every charge, before what it pays for is used
 checkpoint-*.safetensors totals-*.bin    the server's state, and the totals released since
 cohorts-*.bin withdrawals.txt            who took part (with a cap), who withdrew: confidential
 model.safetensors history.json result.json privacy.txt    the finished run
+evaluation-{test,training,private}.json  what was measured of it
+
+No other module has these names. A folder is opened once (`OpenRun`): ``run.json`` is read, the
+ledger verified, and everybody on the way is handed what was found.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fpfl.privacy.filter import Terms
 from fpfl.runs.ledger import RunLedger
 from fpfl.store.chain import ChainError
+from fpfl.store.typed import TypedError, read_json, typed
 
 FORMAT = 1
+ABOUT, SCHEMA, ENVIRONMENT = "run.json", "schema.json", "environment.json"
+FINGERPRINTS, CONFIG, ORIGIN = "fingerprints.json", "config.toml", "origin.json"
+TABLE_SCHEMA = "table-schema.toml"
 LEDGER = "ledger.jsonl"
-MODEL = "model.safetensors"
-FINGERPRINTS = "fingerprints.json"
-_ABOUT = {
-    "run": str,
-    "simulation": bool,
-    "strict": bool,
-    "settings": dict,
-    "population_ledger": str | None,
-}
-"""What ``run.json`` has besides its format."""
+WITHDRAWALS = "withdrawals.txt"
+MODEL, HISTORY, RESULT, PRIVACY = (
+    "model.safetensors",
+    "history.json",
+    "result.json",
+    "privacy.txt",
+)
+EVALUATION = "evaluation-{}.json"
+"""With "test", "training" or "private"."""
+CHECKPOINTS = "checkpoint-*.safetensors"
+NUMBERED = re.compile(
+    r"(?P<kind>checkpoint|totals|cohorts)-((?P<session>[0-9]{4,})-)?(?P<round>[0-9]{8,})"
+    r"\.(safetensors|bin)"
+)
+"""Checkpoints by their round, logs by the session that wrote them and their first round."""
+
+
 _RECORDS: dict[str, dict[str, Any]] = {
     "open": {"run": str, "simulation": bool, "population": bool},
-    "place": {"folder": list},
-    "resume": {"settings": dict},
+    "place": {"folder": list[int]},
+    "resume": {"settings": dict[str, Any]},
     "charge": {"round": int},
     "change": {"rounds": int},
     "finish": {"rounds": int},
-    "evaluation": {"epsilon": int | float, "delta": int | float},
+    "evaluation": {"epsilon": float, "delta": float},
 }
 """What is asked of a ledger's records after they were read."""
-_TERMS: dict[str, Any] = {
-    "rounds": int,
-    "delta": int | float,
-    "budget": int | float | None,
-    "order": int | None,
-    "cap": int | None,
-}
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is asked of plain settings later."""
+
+    privacy: dict[str, Any] | None
+    optimizer: dict[str, Any] | None
+    population: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What ``run.json`` says: the run's name, what it was begun with, and who else is charged.
+
+    ``plan`` is the privacy plan (since 0.2; before, it follows from the settings).
+    """
+
+    format: int
+    run: str
+    simulation: bool
+    strict: bool
+    settings: dict[str, Any]
+    population_ledger: str | None
+    plan: dict[str, Any] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """As it is written."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a config was, and the seed of its made-up users."""
+
+    folder: str
+    partition_seed: int
+
+
+class OpenRun:
+    """A run folder that was opened: ``run.json`` is read and the ledger verified, once.
+
+    Attributes
+    ----------
+    path
+        The folder.
+    ledger
+        Its ledger, verified, and not held by anybody: `RunLedger.hold` takes it for writing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.ledger = _looked_at(path)
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """What the run was begun with."""
+        return read_manifest(self.path)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that the run went on with last."""
+        return self.ledger.settings or self.manifest.settings
+
+    @property
+    def seeded_cohorts(self) -> bool:
+        """Whether any part of the run drew its cohorts from a seed."""
+        resumed = [r["settings"] for r in self.ledger.chain.records if r["kind"] == "resume"]
+        return any(part["seeded_cohorts"] for part in (self.manifest.settings, *resumed))
+
+    @cached_property
+    def fingerprints(self) -> dict[str, str]:
+        """The fingerprints of what the run was begun with.
+
+        They are in a file of their own, for its owner alone: whoever knows all users but one could
+        try out that one's data against a digest.
+        """
+        return read_json(self.path / FINGERPRINTS, dict[str, str])
+
+    @cached_property
+    def origin(self) -> Origin:
+        """Where the run's config was."""
+        return read_origin(self.path)
+
+    def require_finished(self) -> None:
+        """Refuse a run that has not ended, or went on since."""
+        if not self.ledger.finished:
+            raise ValueError(f"{self.path} is not finished: fpfl resume {self.path}")
 
 
 @dataclass(frozen=True)
@@ -79,6 +178,7 @@ class RunFolder:
     checkpoint_every: int = 200
     moved: bool = False
     files: Mapping[str, str] = field(default_factory=dict)
+    _open: list[OpenRun] = field(default_factory=list, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", Path(self.path))
@@ -87,59 +187,84 @@ class RunFolder:
         if self.checkpoint_every < 1:
             raise ValueError(f"checkpoint_every is {self.checkpoint_every}; it must be at least 1")
 
+    @property
+    def run(self) -> OpenRun:
+        """The run in the folder; opened when it is first asked for, and once."""
+        if not self._open:
+            self._open.append(OpenRun(self.path))
+        return self._open[0]
+
+    def once(self) -> RunFolder:
+        """The same for one training: what is opened for it is not kept here."""
+        return replace(self, _open=[*self._open])
+
+    def with_files(self, every: int, files: Mapping[str, str]) -> RunFolder:
+        """The same opened folder, with checkpoints every so many rounds and texts to write."""
+        return replace(self, checkpoint_every=every, files=files)
+
+
+def checkpoint_name(round: int) -> str:
+    """What a round's checkpoint is called."""
+    return f"checkpoint-{round:08d}.safetensors"
+
+
+FIRST_CHECKPOINT = checkpoint_name(0)
+
+
+def log_name(kind: str, session: int, round: int) -> str:
+    """What a log of totals or cohorts is called."""
+    return f"{kind}-{session:04d}-{round:08d}.bin"
+
 
 def as_run_folder(folder: str | Path | RunFolder) -> RunFolder:
     """A folder with its settings, where just its path was given."""
     return folder if isinstance(folder, RunFolder) else RunFolder(Path(folder))
 
 
-def read_about(path: Path) -> dict[str, Any]:
+def is_begun(path: Path) -> bool:
+    """Whether there is a run in a folder."""
+    return (path / LEDGER).is_file()
+
+
+def _check_begun(path: Path) -> None:
+    if not is_begun(path):
+        raise ValueError(f"{path} has no run that was begun (no {LEDGER}); start one: fpfl train")
+
+
+def read_manifest(path: Path) -> Manifest:
     """What a run folder says about its run."""
     _check_begun(path)
-    file = path / "run.json"
-    try:
-        about = json.loads(file.read_text(encoding="utf-8"))
-        version = about["format"]
-        if type(version) is not int:
-            raise TypeError(f"its format is {version!r}")
-    except (ValueError, TypeError, KeyError, OSError, RecursionError) as error:
-        raise ValueError(
-            f"{file} is not what a run writes ({error!r}); put an intact copy in its place"
-        ) from error
-    if version > FORMAT:
+    file = path / ABOUT
+    content = read_json(file, dict[str, Any])
+    version = content.get("format")
+    if isinstance(version, int) and version > FORMAT:
         raise ValueError(
             f"{path} was written by a newer fpfl (format {version}; this one reads up to {FORMAT}):"
             " upgrade fpfl to resume it"
         )
-    wrong = [name for name, kind in _ABOUT.items() if not isinstance(about.get(name, ...), kind)]
-    if not wrong and not _good_settings(about["settings"]):
-        wrong = ["settings"]
-    if wrong:
+    try:
+        manifest = typed(Manifest, content, ABOUT)
+        _ = typed(_Asked, manifest.settings, "settings")
+    except TypedError as error:
         raise ValueError(
-            f"{file} lacks {wrong}, or has something else in their places; put an intact copy in "
-            "its place"
-        )
-    return dict(about)
+            f"{file} is not what a run writes ({error}); put an intact copy in its place"
+        ) from error
+    return manifest
 
 
-def _check_begun(path: Path) -> None:
-    if not (path / LEDGER).is_file():
-        raise ValueError(f"{path} has no run that was begun (no {LEDGER}); start one: fpfl train")
-
-
-def look(path: Path) -> RunLedger:
+def _looked_at(path: Path) -> RunLedger:
     """The ledger in a run folder as it is now; one that is in order and not a run's is refused."""
     _check_begun(path)
     try:
-        with RunLedger.look(path / LEDGER) as ledger:
-            # Every record but the last is vouched for by the one after it.
-            for record in ledger.chain.records:
-                _check_kinds(record, _RECORDS.get(record["kind"], {}))
-                if record["kind"] == "resume" and not _good_settings(record["settings"]):
-                    raise TypeError(f"the settings {record['settings']!r}")
-            if ledger.terms is not None:
-                _check_kinds(ledger.terms.as_dict(), _TERMS)
-            return ledger
+        ledger = RunLedger.look(path / LEDGER)
+        # Every record but the last is vouched for by the one after it.
+        for record in ledger.chain.records:
+            for name, kind in _RECORDS.get(record["kind"], {}).items():
+                _ = typed(kind, record[name], name)
+            if record["kind"] == "resume":
+                _ = typed(_Asked, record["settings"], "settings")
+        if ledger.terms is not None:
+            _ = typed(Terms, ledger.terms.as_dict(), "terms")
     except ChainError:
         raise
     except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -147,35 +272,17 @@ def look(path: Path) -> RunLedger:
             f"{path / LEDGER} is not the ledger of a run ({error!r}); put an intact copy in its "
             "place"
         ) from error
+    return ledger
 
 
-def _check_kinds(record: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
-    for name, kind in kinds.items():
-        if not isinstance(record[name], kind) or (kind is int and type(record[name]) is bool):
-            raise TypeError(f"{name} is {record[name]!r}")
-
-
-def _good_settings(settings: Mapping[str, Any]) -> bool:
-    """Whether there is in plain settings what is asked of them later."""
-    kinds = {"privacy": dict | None, "optimizer": dict | None, "population": int}
-    return all(isinstance(settings.get(name, ...), kind) for name, kind in kinds.items())
-
-
-def read_fingerprints(path: Path) -> dict[str, str]:
-    """The fingerprints of what a run was begun with.
-
-    They are in a file of their own, for its owner alone: whoever knows all users but one could try
-    out that one's data against a digest.
-    """
-    file = path / FINGERPRINTS
+def read_origin(path: Path) -> Origin:
+    """Where a run's config was."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(found, dict):
-            raise TypeError(f"it holds {found!r}")
-        return {str(name): str(digest) for name, digest in found.items()}
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+        return read_json(path / ORIGIN, Origin)
+    except ValueError as error:
         raise ValueError(
-            f"{file} is not what a run writes ({error!r}); put an intact copy in its place"
+            f"{path} was not begun by fpfl train ({error}); resume it from Python: "
+            "fpfl.train(..., folder=fpfl.RunFolder(path, resume=True))"
         ) from error
 
 
@@ -189,11 +296,6 @@ def model_digest(path: Path) -> str | None:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
         return None
-
-
-def finished(path: Path) -> bool:
-    """Whether the run in a folder is finished: it ended, and was not resumed since."""
-    return look(path).finished
 
 
 def as_json(values: Any) -> bytes:

@@ -25,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fpfl.runs.folder import NUMBERED, WITHDRAWALS, checkpoint_name, log_name
 from fpfl.runs.ledger import RunLedger
 from fpfl.server.state import CLASSES, Past, ServerState
 from fpfl.store.chain import ChainError
@@ -32,7 +33,6 @@ from fpfl.store.checkpoints import DamagedError, load_checkpoint, save_checkpoin
 from fpfl.store.files import SyncProcess, explained, write_all
 from fpfl.store.roundlog import Record, RoundLog, read_rounds
 
-WITHDRAWALS = "withdrawals.txt"
 _INDEX = re.compile(rb"[0-9]{1,18}")
 _TORN = b"?"
 """Ends a line that a crash or a full disk cut off: what is left of it names nobody."""
@@ -77,10 +77,6 @@ def read_withdrawals(path: Path) -> frozenset[int]:
     return frozenset(users)
 
 
-_NAME = re.compile(
-    r"(?P<kind>checkpoint|totals|cohorts)-((?P<session>[0-9]{4,})-)?(?P<round>[0-9]{8,})"
-    r"\.(safetensors|bin)"
-)
 LOG_BUDGET = 256 * 2**20
 """Bytes of logged totals after which a checkpoint is made, however few rounds that took."""
 
@@ -114,7 +110,7 @@ class Journal:
         sessions = sum(r["kind"] in ("open", "resume") for r in ledger.chain.records)
         logs = _files(folder, "totals") + _files(folder, "cohorts")
         sessions = max([sessions, *(1 + _place(path)[0] for path in logs)])
-        self._name = f"{sessions:04d}-{{:08d}}.bin"
+        self._session = sessions
         self._log = self._new("totals", self.next_round)
         self._cohorts = self._new("cohorts", self.next_round) if capped else None
         self._rows: list[str] = []
@@ -209,7 +205,7 @@ class Journal:
             self._syncing.follow(self._log.path)
 
     def _new(self, kind: str, round: int) -> RoundLog:
-        return RoundLog(self.folder / f"{kind}-{self._name.format(round)}")
+        return RoundLog(self.folder / log_name(kind, self._session, round))
 
 
 def begin_state(folder: Path, state: ServerState) -> None:
@@ -320,7 +316,7 @@ def _logged(path: Path, kind: str) -> tuple[list[Record], bool]:
 
 
 def _save(folder: Path, state: ServerState, history: str) -> None:
-    path = folder / f"checkpoint-{state.round:08d}.safetensors"
+    path = folder / checkpoint_name(state.round)
     save_checkpoint(path, replace(state, history=[]), history)
 
 
@@ -341,13 +337,13 @@ def _files(folder: Path, kind: str) -> list[Path]:
 
     Anything else, e.g. a copy that somebody made under another name, is not the run's.
     """
-    named = [(path, _NAME.fullmatch(path.name)) for path in folder.iterdir()]
+    named = [(path, NUMBERED.fullmatch(path.name)) for path in folder.iterdir()]
     return sorted((path for path, name in named if name and name["kind"] == kind), key=_place)
 
 
 def _place(path: Path) -> tuple[int, int]:
     """The session and the round in a file's name: of a checkpoint its own, of a log the first."""
-    name = _NAME.fullmatch(path.name)
+    name = NUMBERED.fullmatch(path.name)
     assert name is not None  # `_files` found it by that
     return int(name["session"] or 0), int(name["round"])
 

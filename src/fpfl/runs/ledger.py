@@ -104,34 +104,56 @@ class RunLedger:
         ``moved`` says that the folder was moved (or restored) and that no other copy of it will
         be resumed.
         """
-        chain = Chain.open(path, lock=True)
+        ledger = cls.look(path)
         try:
-            ledger = cls(chain, population)
-            ledger._check_copy(path, moved)
-            ledger._check_population()
+            ledger.hold(moved=moved)
+            ledger.go_on_writing(population)
         except BaseException:
-            chain.close()
+            ledger.chain.close()
             raise
         return ledger
 
     @classmethod
     def of_finished(cls, path: Path, *, moved: bool = False) -> RunLedger:
         """Open the ledger of a finished run to record what is released about its model."""
-        chain = Chain.open(path, lock=True)
+        ledger = cls.look(path)
         try:
-            ledger = cls(chain, None)
-            ledger._check_copy(path, moved)
-            if moved:
-                chain.append("place", folder=_identity(path))
+            ledger.to_evaluate(moved=moved)
         except BaseException:
-            chain.close()
+            ledger.chain.close()
             raise
         return ledger
 
     @classmethod
     def look(cls, path: Path) -> RunLedger:
         """Read a ledger without a lock, to look at; nothing is written."""
-        return cls(Chain.open(path, write=False), None)
+        with Chain.open(path, write=False) as chain:
+            return cls(chain, None)
+
+    def hold(self, *, moved: bool = False, patience: float = 0.0) -> None:
+        """Hold the file that was looked at for this process alone; nothing is written yet.
+
+        The lines that were read are not read again. ``patience`` is how many seconds to wait for
+        another process that has it.
+        """
+        for record in self.chain.hold(patience):
+            self._take(record)
+        self._check_copy(self.chain.path, moved)
+
+    def go_on_writing(self, population: PopulationLedger | None = None) -> None:
+        """Begin to write to the file that is held, and to the population's, which agree first."""
+        self.population = population
+        for record in self.chain.mend():
+            self._take(record)
+        self._check_population()
+
+    def to_evaluate(self, *, moved: bool = False) -> None:
+        """Begin to write to the ledger of a finished run that was looked at."""
+        self.hold(moved=moved)
+        for record in self.chain.mend():
+            self._take(record)
+        if moved:
+            self.chain.append("place", folder=_identity(self.chain.path))
 
     @property
     def mechanism(self) -> Mechanism | None:

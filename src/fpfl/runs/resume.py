@@ -6,7 +6,6 @@ A run is begun with settings and fingerprints, a budget, and what it may promise
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,17 +29,20 @@ from fpfl.runs.fingerprints import (
     settings_fingerprint,
 )
 from fpfl.runs.folder import (
+    ABOUT,
+    ENVIRONMENT,
     FINGERPRINTS,
+    FIRST_CHECKPOINT,
     FORMAT,
     LEDGER,
+    SCHEMA,
+    WITHDRAWALS,
+    Manifest,
+    OpenRun,
     RunFolder,
     as_json,
-    look,
-    read_about,
-    read_fingerprints,
 )
 from fpfl.runs.journal import (
-    WITHDRAWALS,
     Journal,
     begin_state,
     check_charges,
@@ -50,7 +52,7 @@ from fpfl.runs.journal import (
 from fpfl.runs.ledger import RunLedger
 from fpfl.server.ranks import Ranks
 from fpfl.server.state import CLASSES, Past, ServerState
-from fpfl.store.files import explained, held, sync_folder, write_whole
+from fpfl.store.files import explained, sync_folder, write_whole
 
 
 @dataclass(frozen=True)
@@ -159,9 +161,7 @@ def noise_kept(folder: RunFolder, privacy: Privacy) -> Privacy:
     """
     if not folder.resume:
         return privacy
-    about = read_about(folder.path)
-    ledger = look(folder.path)
-    before = (ledger.settings or about["settings"])["privacy"] or {}
+    ledger, before = folder.run.ledger, folder.run.settings["privacy"] or {}
     if ledger.mechanism is None or privacy.epsilon is None:
         return privacy
     if before.get("epsilon") != privacy.epsilon:
@@ -212,13 +212,7 @@ def statement(
     return said
 
 
-_BEGINNING = (
-    "run.json",
-    "schema.json",
-    "environment.json",
-    "fingerprints.json",
-    "checkpoint-00000000.safetensors",
-)
+_BEGINNING = (ABOUT, SCHEMA, ENVIRONMENT, FINGERPRINTS, FIRST_CHECKPOINT)
 """What is written before the ledger, with which a run has begun."""
 _REPLAYED = (
     "learning_rate",
@@ -258,20 +252,24 @@ def opened(folder: RunFolder, begun: Begun, state: ServerState, ranks: Ranks) ->
         )
     if not ranks.first:
         ranks.numbers_from_first([0])
+        run = folder.run
         past = read_past(folder.path, begun.simulation, begun.cap)
-        seeded = _seeded_cohorts(folder.path, look(folder.path))
         ranks.numbers_from_first([0])
-        return Kept(past, None, seeded)
+        return Kept(past, None, run.seeded_cohorts or begun.settings["seeded_cohorts"])
     if folder.resume:
-        _check_first(folder, begun, state)
-    ledger = _resume(folder) if folder.resume else _begin(folder, begun, state)
+        return _resumed(folder, begun, state, ranks)
+    ledger = _begin(folder, begun, state)
+    past = Past(state, {}, {})
+    return _going(folder, begun, past, ledger, ranks, seeded=begun.settings["seeded_cohorts"])
+
+
+def _going(
+    folder: RunFolder, begun: Begun, past: Past, ledger: RunLedger, ranks: Ranks, *, seeded: bool
+) -> Kept:
+    """Open the journal of a run whose ledger is held, and let the other processes read."""
     try:
-        past = read_past(folder.path, begun.simulation, begun.cap)
-        past = replace(past, notes=(*past.notes, *check_charges(folder.path, past, ledger)))
         for part in folder.path.glob(".*.part"):  # files that a crash kept from becoming any
             part.unlink()
-        if folder.resume:
-            _go_on(folder, begun, past, ledger)
         every, capped = folder.checkpoint_every, begun.cap is not None
         journal = Journal(folder.path, past, ledger, every=every, capped=capped)
     except BaseException:
@@ -279,14 +277,26 @@ def opened(folder: RunFolder, begun: Begun, state: ServerState, ranks: Ranks) ->
         raise
     ranks.numbers_from_first([0])  # the others may read now
     ranks.numbers_from_first([0])  # and have read, before anything is added
-    return Kept(past, journal, _seeded_cohorts(folder.path, ledger))
+    return Kept(past, journal, seeded)
 
 
-def _seeded_cohorts(path: Path, ledger: RunLedger) -> bool:
-    """Whether any part of a run drew its cohorts from a seed."""
-    resumed = [r["settings"] for r in ledger.chain.records if r["kind"] == "resume"]
-    parts = [read_about(path)["settings"], *resumed]
-    return any(part["seeded_cohorts"] for part in parts)
+def _resumed(folder: RunFolder, begun: Begun, state: ServerState, ranks: Ranks) -> Kept:
+    """Hold a run's ledger, check all that it goes on from, and only then write."""
+    run = folder.run
+    ledger = run.ledger
+    if ledger.terms is not None and ledger.contributions is None:
+        raise ValueError(BEFORE_REFUSED.format(path=folder.path))
+    try:
+        ledger.hold(moved=folder.moved, patience=PATIENCE)
+        past = _checked(run, begun, state)
+        ledger.go_on_writing(_population(folder))
+        past = replace(past, notes=(*past.notes, *check_charges(folder.path, past, ledger)))
+        _go_on(folder, begun, past, ledger)
+    except BaseException:
+        ledger.close()
+        raise
+    seeded = run.seeded_cohorts
+    return _going(folder, begun, past, ledger, ranks, seeded=seeded)
 
 
 def _begin(folder: RunFolder, begun: Begun, state: ServerState) -> RunLedger:
@@ -305,21 +315,22 @@ def _begin(folder: RunFolder, begun: Begun, state: ServerState) -> RunLedger:
         )
     population = None if folder.ledger is None else PopulationLedger.open(folder.ledger)
     run = secrets.token_hex(16)
-    about = {
-        "format": FORMAT,
-        "run": run,
-        "simulation": begun.simulation,
-        "strict": begun.strict,
-        "settings": begun.settings,
-        "population_ledger": None if folder.ledger is None else str(folder.ledger.resolve()),
-    }
+    about = Manifest(
+        FORMAT,
+        run,
+        begun.simulation,
+        begun.strict,
+        begun.settings,
+        None if folder.ledger is None else str(folder.ledger.resolve()),
+        None if begun.plan is None else begun.plan.as_dict(),
+    )
     for name, content in folder.files.items():
         write_whole(path / name, content.encode(), mode=0o600)  # seeds may be in it
     write_whole(path / FINGERPRINTS, as_json(begun.fingerprints), mode=0o600)
-    for name, values in (("schema", begun.schema), ("environment", begun.environment)):
-        write_whole(path / f"{name}.json", as_json(values))
+    for name, values in ((SCHEMA, begun.schema), (ENVIRONMENT, begun.environment)):
+        write_whole(path / name, as_json(values))
     begin_state(path, state)
-    write_whole(path / "run.json", as_json(about))
+    write_whole(path / ABOUT, as_json(about.as_dict()))
     return RunLedger.create(
         path / LEDGER,
         run=run,
@@ -329,43 +340,32 @@ def _begin(folder: RunFolder, begun: Begun, state: ServerState) -> RunLedger:
     )
 
 
-def _check_first(folder: RunFolder, begun: Begun, state: ServerState) -> None:
+def _checked(run: OpenRun, begun: Begun, state: ServerState) -> Past:
     """Read all that a run goes on from, and write nothing: what is wrong is left as it was found.
 
-    Opening a ledger to write ends a line that was cut off, and so changes the file.
+    Writing to a ledger ends a line that was cut off, and so changes the file.
     """
-    path = folder.path
-    about = read_about(path)
-    before = look(path)
-    if before.terms is not None and before.contributions is None:
-        raise ValueError(BEFORE_REFUSED.format(path=path))
-    changed = begun.differing(read_fingerprints(path))
-    if about["strict"] and changed:
+    path, ledger = run.path, run.ledger
+    changed = begun.differing(run.fingerprints)
+    if run.manifest.strict and changed:
         raise ValueError(
             f"the seeded run in {path} was begun with other {' and '.join(changed)}: "
             "drawing the same random numbers again with these would not give the same run, and "
             "where noise is seeded it would reveal the difference. Resume it as it was begun, or "
             "start a new run"
         )
-    file = os.open(path / LEDGER, os.O_RDONLY)
-    try:
-        with held(file, path / LEDGER, "LOCK_SH", PATIENCE):
-            ledger = look(path)
-            past = read_past(path, begun.simulation, begun.cap)
-            check_charges(path, past, ledger)
-    finally:
-        os.close(file)
-    if ledger.run != about["run"]:
+    past = read_past(path, begun.simulation, begun.cap)
+    check_charges(path, past, ledger)
+    if ledger.run != run.manifest.run:
         raise ValueError(
-            f"{path / 'run.json'} and {path / LEDGER} are of two different runs; put back the one "
+            f"{path / ABOUT} and {path / LEDGER} are of two different runs; put back the one "
             "that belongs to the other"
         )
     _check_same_kind(path, begun, ledger)
-    old = ledger.settings or about["settings"]
-    _check_settings(path, old, begun.settings, past)
+    _check_settings(path, run.settings, begun.settings, past)
     _check_state(path, past.state, state)
     if past.state.optimizer:
-        old, new = (ledger.settings or about["settings"])["optimizer"], begun.settings["optimizer"]
+        old, new = run.settings["optimizer"], begun.settings["optimizer"]
         kinds = [(given or {"kind": "SGD"}).get("kind") for given in (old, new)]
         if kinds[0] != kinds[1]:
             raise ValueError(
@@ -379,6 +379,7 @@ def _check_first(folder: RunFolder, begun: Begun, state: ServerState) -> None:
             f"{path / WITHDRAWALS} names user {max(users)}; indices run from 0 to "
             f"{population - 1}. Correct it"
         )
+    return past
 
 
 def _check_settings(path: Path, old: dict[str, Any], new: dict[str, Any], past: Past) -> None:
@@ -450,22 +451,15 @@ def _check_state(path: Path, old: ServerState, new: ServerState) -> None:
             )
 
 
-def _resume(folder: RunFolder) -> RunLedger:
-    """Open the ledger of a run that goes on."""
-    given = folder.ledger or read_about(folder.path)["population_ledger"]
-    population = None if given is None else PopulationLedger.open(Path(given))
-    try:
-        return RunLedger.open(folder.path / LEDGER, population=population, moved=folder.moved)
-    except BaseException:
-        if population is not None:
-            population.close()
-        raise
+def _population(folder: RunFolder) -> PopulationLedger | None:
+    """The population's ledger that a run goes on to charge."""
+    given = folder.ledger or folder.run.manifest.population_ledger
+    return None if given is None else PopulationLedger.open(Path(given))
 
 
 def _go_on(folder: RunFolder, begun: Begun, past: Past, ledger: RunLedger) -> None:
     """Record that the run goes on, and with what; what costs other than planned is filtered."""
-    about = read_about(folder.path)
-    old = ledger.settings or about["settings"]
+    old = folder.run.settings
     what = [
         f"{name}: {old.get(name)} -> {value}"
         for name, value in begun.settings.items()
@@ -473,7 +467,7 @@ def _go_on(folder: RunFolder, begun: Begun, past: Past, ledger: RunLedger) -> No
     ]
     notes = [
         f"{n} differ from the beginning"
-        for n in begun.differing(read_fingerprints(folder.path))
+        for n in begun.differing(folder.run.fingerprints)
         if n != "settings"
     ]
     if begun.plan is not None:

@@ -31,7 +31,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from fpfl.store.files import BusyError, flock, held
+from fpfl.store.files import BusyError, flock, flock_within, held
 from fpfl.store.lines import (
     ENVELOPE,
     FORMAT,
@@ -88,6 +88,7 @@ class Chain:
         self._mutex = threading.RLock()
         self._syncing = threading.Lock()
         self._clock = Clock()
+        self._file = _identity(fd)
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], /, **fields: Any) -> Self:
@@ -207,6 +208,32 @@ class Chain:
                 raise ValueError(f"{self.path} is held for a moment only: lock it before.")
             flock(self._fd, self.path, "LOCK_EX", "LOCK_NB")
             self._held = "life"
+
+    def hold(self, patience: float) -> list[Record]:
+        """Hold a file that was opened to look, to write to it later; what was appended since.
+
+        What was read is not read again. Nothing is written before :meth:`mend`: whoever finds
+        something wrong leaves the file as it was found.
+        """
+        with self._mutex:
+            fd = os.open(self.path, _WRITE)
+            if _identity(fd) != self._file:
+                os.close(fd)
+                raise ChainError(f"{self.path} was replaced while it was looked at: open it again.")
+            if self._fd >= 0:
+                os.close(self._fd)
+            self._fd = fd
+            flock_within(fd, self.path, "LOCK_EX", patience)
+            self._held = "life"
+            self._clock.check(self.path, self._head.time)
+            return self._catch_up()
+
+    def mend(self) -> list[Record]:
+        """Begin to write to a file that is held: first a torn last line is ended."""
+        with self._mutex:
+            self._usable()
+            self._write = True
+            return self._catch_up()
 
     @contextmanager
     def shared(self) -> Iterator[list[Record]]:
@@ -340,6 +367,11 @@ class Chain:
                 yield
             finally:
                 self._held = ""
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    found = os.fstat(fd)
+    return found.st_dev, found.st_ino
 
 
 def _sync_folder(folder: Path) -> None:

@@ -102,6 +102,19 @@ def flock(fd: int, path: Path, *flags: str) -> None:
         ) from error
 
 
+def flock_within(fd: int, path: Path, flag: str, patience: float) -> None:
+    """Take a lock, waiting so many seconds for others before :class:`BusyError`."""
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            flock(fd, path, flag, "LOCK_NB")
+            return
+        except BusyError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.002)  # others hold it for less than that
+
+
 @contextmanager
 def held(fd: int, path: Path, flag: str, patience: float | None = None) -> Iterator[None]:
     """Hold the lock inside the block.
@@ -118,15 +131,7 @@ def held(fd: int, path: Path, flag: str, patience: float | None = None) -> Itera
     if patience is None:
         flock(fd, path, flag)
     else:
-        deadline = time.monotonic() + patience
-        while True:
-            try:
-                flock(fd, path, flag, "LOCK_NB")
-                break
-            except BusyError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.002)  # others hold it for less than that
+        flock_within(fd, path, flag, patience)
     try:
         yield
     finally:

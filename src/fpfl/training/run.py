@@ -16,6 +16,7 @@ from torch import nn
 from fpfl.data.federated import FederatedDataset
 from fpfl.fairness.constraints import Constraint
 from fpfl.fairness.gaps import Evaluation, evaluate_predictions
+from fpfl.runs.folder import HISTORY, MODEL, PRIVACY, RESULT
 from fpfl.server.state import Row
 from fpfl.store.files import explained, write_whole
 from fpfl.users.engine import predict
@@ -96,11 +97,11 @@ class Run:
         path = Path(folder)
         with explained(path, "The run was not saved; name a folder that can be written to"):
             path.mkdir(parents=True, exist_ok=True)
-        write_whole(path / "model.safetensors", save(state))
-        write_whole(path / "history.json", f"{json.dumps(self.history)}\n".encode())
-        write_whole(path / "privacy.txt", f"{self.privacy or NO_PRIVACY}\n".encode())
+        write_whole(path / MODEL, save(state))
+        write_whole(path / HISTORY, f"{json.dumps(self.history)}\n".encode())
+        write_whole(path / PRIVACY, f"{self.privacy or NO_PRIVACY}\n".encode())
         # The last: where it is, the others are.
-        write_whole(path / "result.json", f"{json.dumps(about, indent=1)}\n".encode())
+        write_whole(path / RESULT, f"{json.dumps(about, indent=1)}\n".encode())
         return path
 
 

@@ -26,7 +26,7 @@ from fpfl.privacy.assumptions import Aggregation, check_declared
 from fpfl.privacy.settings import Clipping, Privacy, Sampling
 from fpfl.privacy.spending import Spending
 from fpfl.runs.fingerprints import data_fingerprint
-from fpfl.runs.folder import RunFolder, as_run_folder, look
+from fpfl.runs.folder import OpenRun, RunFolder, as_run_folder
 from fpfl.runs.resume import Kept, begun_with, noise_kept, opened, statement
 from fpfl.server.events import Training, Watching, parts_of
 from fpfl.server.loop import Callback, Federation, OptimizerFactory, begin, serve
@@ -135,7 +135,8 @@ def conduct(
             warnings.warn(note, RunNote, stacklevel=3)
         ledger = None
         if kept and where:
-            ledger = kept.journal.ledger if kept.journal else look(where.path)
+            journal = kept.journal
+            ledger = journal.ledger if journal else OpenRun(where.path).ledger
         seeded_cohorts = seed is not None or (kept is not None and kept.seeded_cohorts)
         run = Run(
             model=with_parameters(spec.flat, outcome.w),
@@ -315,7 +316,7 @@ def train(
         expected=cohort * (data.schema.samples_per_user or 1.0),
     )
     refused = None
-    where = None if folder is None else as_run_folder(folder)
+    where = None if folder is None else as_run_folder(folder).once()
     declared: dict[str, Any] = {}
     if privacy is not None:
         engine, refused = isolation.checked(engine)
