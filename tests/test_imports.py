@@ -120,7 +120,6 @@ ROOMS = {
         "methods",
         "numerics",
         "privacy",
-        "runs",
         "training",
         "users",
     },

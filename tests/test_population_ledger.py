@@ -9,9 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import make_population
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fpfl
 from fpfl.privacy import MissingAccountantError, PrivacyWarning
 from fpfl.privacy import filter as filter_module
 from fpfl.privacy.budget import BudgetExhaustedError, PopulationLedger
@@ -347,3 +349,39 @@ def test_processes_share_a_budget_exactly(path):
         assert ledger.charges() == {SMALL: room}
         assert sum(ledger.charged_rounds(run) for run in runs) == room
         assert sum(values["rounds"] for values in ledger.by_run().values()) == room
+
+
+@pytest.mark.filterwarnings("ignore::fpfl.FpflWarning")
+def test_a_training_without_a_folder_charges_its_population(tmp_path: Path) -> None:
+    """Before each round; a spent budget ends it, and who withdrew is left out."""
+    path = tmp_path / "people.jsonl"
+    privacy = fpfl.Privacy(noise_multiplier=2.0)
+    mechanism = Mechanism("poisson", 30, 10, 2.0, "zero-out")
+    PopulationLedger.create(path, population=30, epsilon=6.0, mechanism=mechanism).close()
+    with PopulationLedger.open(path, write=False) as ledger:
+        room = ledger.left(mechanism)
+    assert 5 < room < 500
+    how = {"cohort": 10, "privacy": privacy, "ledger": path, "seed": 0, "noise_seed": 0}
+    people = make_population()
+    first = fpfl.train(fpfl.mlp(5, seed=0), people, rounds=4, **how)
+    assert "of its budget" in str(first.privacy) or "budget" in str(first.privacy)
+    rest = fpfl.train(fpfl.mlp(5, seed=0), people, rounds=room, **how)
+    assert len(rest.history) == room - 4
+    assert "the population's budget is spent" in str(rest.stopped)
+    with PopulationLedger.open(path) as ledger:
+        assert sorted(run["rounds"] for run in ledger.by_run().values()) == [4, room - 4]
+        assert ledger.left(mechanism) == 0
+    with pytest.raises(ValueError, match="give privacy="):
+        fpfl.train(fpfl.mlp(5, seed=0), people, rounds=4, cohort=10, ledger=path)
+
+
+@pytest.mark.filterwarnings("ignore::fpfl.FpflWarning")
+def test_who_withdrew_from_a_ledger_takes_no_part(tmp_path: Path) -> None:
+    path = tmp_path / "people.jsonl"
+    with PopulationLedger.create(path, population=30, epsilon=50.0) as ledger:
+        ledger.withdraw(range(30))
+    run = fpfl.train(
+        fpfl.mlp(5, seed=0), make_population(), rounds=1, cohort=30, ledger=path, learning_rate=1.0,
+        privacy=fpfl.Privacy(noise_multiplier=1e-3), noise_seed=0, selection="last",
+    )  # fmt: skip
+    assert abs(run.history[0]["gradient_norm"]) < 0.01  # of noise alone

@@ -41,8 +41,10 @@ class Outer:
             raise ValueError("number is negative")
 
 
-GOOD = {"number": 3, "share": 1, "word": "b", "inner": [{"name": "x", "ends": [0, 1.5]}],
-        "table": {"r": {"g": None}}, "more": [1], "known": True, "from a later version": 7}  # fmt: skip
+GOOD = {"number": 3, "share": 1, "word": "b",
+        "inner": [{"name": "x", "ends": [0, 1.5]}],
+        "table": {"r": {"g": None}}, "more": [1], "known": True,
+        "from a later version": 7}  # fmt: skip
 
 
 def test_it_is_what_it_was() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import tempfile
 import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -38,7 +37,6 @@ from fpfl.methods import Method
 from fpfl.privacy.accounting import Neighbours
 from fpfl.privacy.conventions import BudgetExhaustedError
 from fpfl.privacy.settings import Clipping, Privacy
-from fpfl.runs.folder import RunFolder
 from fpfl.training import FpflWarning, train
 from fpfl.training.defaults import (
     PLAIN_ROUNDS,
@@ -207,11 +205,6 @@ class FairPrivateBase(BaseEstimator):
                 from fpfl.callbacks.progress import progress
 
                 callbacks.append(stack.enter_context(progress(type(self).__name__, rounds)))
-            folder = None
-            if self.ledger is not None:
-                # Charges of a population are made with a run folder; what is kept of it is them.
-                place = stack.enter_context(tempfile.TemporaryDirectory(prefix="fpfl-"))
-                folder = RunFolder(Path(place) / "run", ledger=Path(self.ledger))
             return train(
                 network(self.model, self.hidden, schema, seed),
                 data,
@@ -226,7 +219,7 @@ class FairPrivateBase(BaseEstimator):
                 # The best of many cohorts is chance where there is nothing else to judge by.
                 selection="average" if constraint is None else None,
                 seed=seed,
-                folder=folder,
+                ledger=None if self.ledger is None else Path(self.ledger),
                 callbacks=callbacks,
             )
 

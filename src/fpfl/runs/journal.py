@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
@@ -25,6 +26,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fpfl.privacy.budget import BudgetExhaustedError, PopulationLedger
+from fpfl.privacy.filter import Mechanism
 from fpfl.runs.folder import NUMBERED, WITHDRAWALS, checkpoint_name, log_name
 from fpfl.runs.ledger import RunLedger
 from fpfl.server.state import CLASSES, Past, ServerState
@@ -206,6 +209,54 @@ class Journal:
 
     def _new(self, kind: str, round: int) -> RoundLog:
         return RoundLog(self.folder / log_name(kind, self._session, round))
+
+
+class PopulationJournal:
+    """What a run without a folder writes down: its charges, in the ledger of its population.
+
+    Parameters
+    ----------
+    population
+        The open ledger.
+    mechanism
+        What one round costs.
+    """
+
+    def __init__(self, population: PopulationLedger, mechanism: Mechanism) -> None:
+        self.population, self.mechanism = population, mechanism
+        self.run = secrets.token_hex(16)
+        self._withdrawn: frozenset[int] = frozenset()
+
+    def charge(self, round: int) -> None:
+        """Write a round's charge; a spent budget is an error."""
+        if self.population.left(self.mechanism) < 1:
+            raise BudgetExhaustedError(
+                f"the population's budget is spent: round {round} would exceed it, so it is not "
+                "released. The model so far is kept; the budget's file says which runs used it"
+            )
+        self.population.charge(self.run, self.mechanism, round)
+
+    def drawn(self, round: int, users: NDArray[np.int64]) -> None:
+        """Nothing: who took part is in no file."""
+
+    def wait(self) -> None:
+        """Wait until the charge is on the disk."""
+        self.population.sync()
+
+    def log(self, round: int, v: Tensor) -> None:
+        """Nothing: a crash loses the run, and not what it cost."""
+
+    def withdrawn(self, round: int) -> frozenset[int] | None:
+        """Who has withdrawn, where that changed since it was last asked."""
+        users = self.population.withdrawn()
+        if users == self._withdrawn:
+            return None
+        self._withdrawn = users
+        return users
+
+    def close(self) -> None:
+        """Let go of the ledger."""
+        self.population.close()
 
 
 def begin_state(folder: Path, state: ServerState) -> None:

@@ -60,6 +60,8 @@ class Simulation:
         What a run that is kept in a folder has written down so far; None for one that is not.
     journal
         Writes down charges and released totals of a kept run, in its first process.
+    charged
+        Whether rounds are charged though nothing is kept.
     """
 
     engine: CohortEngine
@@ -71,6 +73,7 @@ class Simulation:
     ranks: Ranks = field(default_factory=Ranks)
     past: Past | None = None
     journal: RoundJournal | None = None
+    charged: bool = False
     participation: Participation = field(init=False)
     _withdrawn: list[tuple[int, frozenset[int]]] = field(default_factory=list, init=False)
 
@@ -93,6 +96,7 @@ class Simulation:
             known = self.past.totals.get(round)
             if known is not None:
                 return known.to(w.device, w.dtype)
+        if self.past is not None or self.charged:
             self._open(round)
         total = self.third_party.sum(self.engine.computed(w, self._one_round(), weights), like=w)
         # The noise goes on the sum of all processes: it hides what is added before it.

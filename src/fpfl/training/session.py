@@ -23,10 +23,13 @@ from fpfl.fairness.constraints import Constraint
 from fpfl.methods import Method
 from fpfl.numerics.randomness import RoundStreams
 from fpfl.privacy.assumptions import Aggregation, check_declared
+from fpfl.privacy.budget import PopulationLedger
+from fpfl.privacy.filter import Mechanism
 from fpfl.privacy.settings import Clipping, Privacy, Sampling
 from fpfl.privacy.spending import Spending
 from fpfl.runs.fingerprints import data_fingerprint
 from fpfl.runs.folder import OpenRun, RunFolder, as_run_folder
+from fpfl.runs.journal import PopulationJournal
 from fpfl.runs.resume import Kept, begun_with, noise_kept, opened, statement
 from fpfl.server.events import Training, Watching, parts_of
 from fpfl.server.loop import Callback, Federation, OptimizerFactory, begin, serve
@@ -72,6 +75,7 @@ def conduct(
     seeds: tuple[Any, ...],
     ranks: Ranks,
     aggregation: Aggregation | None = None,
+    charging: PopulationJournal | None = None,
     callbacks: Sequence[Callback] = (),
     notes: tuple[str, ...] = (),
 ) -> Run:
@@ -99,6 +103,8 @@ def conduct(
         The processes that share the work.
     aggregation
         How a federation adds up; None for a simulation.
+    charging
+        What charges a population where there is no folder.
     callbacks
         Told of the beginning, of every round and of the end, in the first process.
     notes
@@ -116,6 +122,8 @@ def conduct(
     watching = Watching(callbacks if ranks.first else (), ranks)
     with ExitStack() as stack:
         stack.enter_context(watching)
+        if charging:
+            stack.callback(charging.close)
         if kept and kept.journal:
             # Closed before anybody is told how it went.
             stack.callback(kept.journal.close)
@@ -138,19 +146,22 @@ def conduct(
             journal = kept.journal
             ledger = journal.ledger if journal else OpenRun(where.path).ledger
         seeded_cohorts = seed is not None or (kept is not None and kept.seeded_cohorts)
+        said = statement(
+            plan,
+            ledger,
+            noise_seed is not None,
+            seeded_cohorts,
+            aggregation,
+            size=spec.layout.size,
+            # A federation's K is in its agreement, before there is any data.
+            declared=settings.get("population_declared", aggregation and True),
+        )
+        if said is not None and charging is not None:
+            said = replace(said, population_ledger=charging.population.summary())
         run = Run(
             model=with_parameters(spec.flat, outcome.w),
             history=outcome.history,
-            privacy=statement(
-                plan,
-                ledger,
-                noise_seed is not None,
-                seeded_cohorts,
-                aggregation,
-                size=spec.layout.size,
-                # A federation's K is in its agreement, before there is any data.
-                declared=settings.get("population_declared", aggregation and True),
-            ),
+            privacy=said,
             selected=outcome.selected,
             constraint=spec.constraint,
             stopped=outcome.stopped,
@@ -207,6 +218,7 @@ def train(
     precision: Precision = "float32",
     device: torch.device | str | None = None,
     folder: str | Path | RunFolder | None = None,
+    ledger: str | Path | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Run:
     """Train a model on a population of users, fairly and privately as asked.
@@ -264,6 +276,9 @@ def train(
         A new folder for the run: its ledger, what it released, checkpoints and in the end the
         model. Without one nothing is written, and a crash loses the run but not what it cost.
         ``RunFolder(path, resume=True)`` goes on with a run; see `RunFolder` for more.
+    ledger
+        The file of a `PopulationLedger` that every round is charged to before it is released, with
+        a folder or without one.
     callbacks
         Called with a `RoundEvent` after each round, in the first process. One that has
         ``begin(training)`` is told once before the first round what is trained (a `Training`); one
@@ -317,6 +332,8 @@ def train(
     )
     refused = None
     where = None if folder is None else as_run_folder(folder).once()
+    if where is not None and ledger is not None:
+        where = replace(where, ledger=Path(ledger))
     declared: dict[str, Any] = {}
     if privacy is not None:
         engine, refused = isolation.checked(engine)
@@ -349,6 +366,12 @@ def train(
         }
     )
 
+    charging = None
+    if ledger is not None and where is None and ranks.first:
+        if plan is None:
+            raise ValueError("ledger is charged by private runs: give privacy=, or leave it out")
+        charging = PopulationJournal(PopulationLedger.open(ledger), Mechanism.of(plan))
+
     def simulation(kept: Kept | None) -> Simulation:
         return Simulation(
             engine,
@@ -359,7 +382,8 @@ def train(
             rounds,
             ranks,
             kept.past if kept else None,
-            kept.journal if kept else None,
+            kept.journal if kept else charging,
+            charged=ledger is not None,
         )
 
     return conduct(
@@ -372,6 +396,7 @@ def train(
         data="" if where is None else data_fingerprint(data),
         seeds=(seed, noise_seed, memory, str(w.device)),
         ranks=ranks,
+        charging=charging,
         callbacks=callbacks,
         notes=() if refused is None else (refused,),
     )
