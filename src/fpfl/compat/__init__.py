@@ -125,6 +125,7 @@ MOVED = {
     "fpfl.thirdparty.noise": "fpfl.aggregation.noise",
     "fpfl.thirdparty.sums": "fpfl.aggregation.sums",
     "fpfl.users.choice": "fpfl.users.dispatch",
+    "fpfl.users.convolutions": "fpfl.users.recorders.convolutions",
     "fpfl.users.company": "fpfl.users.isolation",
 }
 """Modules of 0.1.0, and which one of today has their names."""

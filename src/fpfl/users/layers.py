@@ -20,13 +20,11 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from fpfl.numerics.summing import tree_sum
 from fpfl.users import steady
 from fpfl.users.packing import Bucket
-from fpfl.users.precision import repeatable_sums
 
 
 @dataclass
@@ -45,6 +43,10 @@ class LayerError(Exception):
     """A layer was used in a way that its recorder does not know."""
 
 
+REGISTER: list[type[Recorder]] = []
+"""All recorders; each has a file of its own in `fpfl.users.recorders`."""
+
+
 class Recorder(ABC):
     """Stands in for one layer's ``forward``, remembers, and gives gradients of cells.
 
@@ -56,7 +58,13 @@ class Recorder(ABC):
         Where its trainable parameters stand in w, by name.
     """
 
-    kinds: ClassVar[tuple[type[nn.Module], ...]]
+    kinds: ClassVar[tuple[type[nn.Module], ...]] = ()
+    """The layers it is for. A recorder that names some is registered (`REGISTER`)."""
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if cls.kinds:
+            REGISTER.append(cls)
 
     def __init__(self, layer: Any, places: dict[str, slice]) -> None:
         self.layer = layer
@@ -227,124 +235,3 @@ def _units_at_once(size: int) -> int:
     A GPU's kernel, and with it the bits, is chosen by how many products there are.
     """
     return 1 << max(0, (AT_ONCE // size).bit_length() - 1)
-
-
-class LinearRecorder(Product):
-    """``nn.Linear``, at any number of positions per sample."""
-
-    kinds = (nn.Linear,)
-
-    def parts(
-        self, call: Call, dtype: torch.dtype
-    ) -> list[tuple[Tensor | None, Tensor, slice]] | None:
-        if call.x.ndim != 2:
-            return None
-        g = (torch.stack(call.g) if len(call.g) > 1 else call.g[0].unsqueeze(0)).to(dtype)
-        inputs = {"weight": call.x, "bias": None}
-        return [(inputs[name], g, place) for name, place in self.places.items()]
-
-    def output(self, call: Call, x: Tensor) -> Tensor:
-        return steady.linear(x, self.layer.weight, self.layer.bias)
-
-    def input_gradient(self, call: Call, g: Tensor) -> Tensor:
-        weight: Tensor = self.layer.weight
-        return steady.product(g, weight.to(g.dtype))
-
-    def inputs(self, call: Call) -> Tensor:
-        return call.x.reshape(len(call.x), -1, call.x.shape[-1])
-
-    def by_position(self, g: Tensor) -> Tensor:
-        return g.reshape(len(g), -1, g.shape[-1])
-
-
-class ScaleRecorder(Recorder):
-    """``nn.LayerNorm`` and ``nn.GroupNorm``: normalised by torch, then y = w ⊙ x̂ + b."""
-
-    kinds = (nn.LayerNorm, nn.GroupNorm)
-
-    def prepare(self, x: Tensor) -> Tensor:
-        layer = self.layer
-        if isinstance(layer, nn.GroupNorm):
-            return functional.group_norm(x, layer.num_groups, None, None, layer.eps)
-        return functional.layer_norm(x, layer.normalized_shape, None, None, layer.eps)
-
-    def parts(
-        self, call: Call, dtype: torch.dtype
-    ) -> list[tuple[Tensor | None, Tensor, slice]] | None:
-        if call.x.ndim != 2:
-            return None
-        g = torch.stack(call.g).to(dtype)
-        values = {"weight": g * call.x.to(dtype), "bias": g}
-        return [(None, values[name], place) for name, place in self.places.items()]
-
-    def _fit(self, parameter: Tensor, x: Tensor) -> Tensor:
-        """A parameter in a shape that multiplies x."""
-        if isinstance(self.layer, nn.GroupNorm):
-            parameter = parameter.reshape(-1, *[1] * (x.ndim - 2))
-        return parameter.to(x.dtype)
-
-    def output(self, call: Call, x: Tensor) -> Tensor:
-        if self.layer.weight is not None:
-            x = x * self._fit(self.layer.weight, x)
-        return x if self.layer.bias is None else x + self._fit(self.layer.bias, x)
-
-    def input_gradient(self, call: Call, g: Tensor) -> Tensor:
-        return g if self.layer.weight is None else g * self._fit(self.layer.weight, g)
-
-    def inputs(self, call: Call) -> Tensor:
-        return self._by_position(call.x)
-
-    def _by_position(self, x: Tensor) -> Tensor:
-        if isinstance(self.layer, nn.GroupNorm):
-            return x.reshape(len(x), x.shape[1], -1).transpose(1, 2)
-        return x.reshape(len(x), -1, self.layer.weight.numel())
-
-    def write(
-        self, call: Call, seeds: list[Tensor], bucket: Bucket, out: Tensor, *, add: bool
-    ) -> None:
-        x = self.inputs(call)[bucket.rows]
-        for m, seed in enumerate(seeds):
-            g = self._by_position(seed[bucket.rows])
-            for name, place in self.places.items():
-                rows = x * g if name == "weight" else g
-                cells = rows.reshape(bucket.units, -1, rows.shape[-1])
-                put(out[:, m, place], tree_sum(cells, 1), add)
-
-
-class EmbeddingRecorder(Recorder):
-    """``nn.Embedding`` with dense gradients."""
-
-    kinds = (nn.Embedding,)
-
-    @classmethod
-    def knows(cls, layer: Any) -> bool:
-        return type(layer) in cls.kinds and not (
-            layer.sparse or layer.scale_grad_by_freq or layer.max_norm is not None
-        )
-
-    def output(self, call: Call, x: Tensor) -> Tensor:
-        return steady.looked_up(x, self.layer.weight)
-
-    def input_gradient(self, call: Call, g: Tensor) -> None:
-        return None
-
-    def inputs(self, call: Call) -> Tensor:
-        return call.x
-
-    def write(
-        self, call: Call, seeds: list[Tensor], bucket: Bucket, out: Tensor, *, add: bool
-    ) -> None:
-        layer = self.layer
-        ids = call.x[bucket.rows].reshape(bucket.units, -1)
-        # A token that there is not has made NaN of its user's output already.
-        ids = ids.clamp(0, layer.num_embeddings - 1)
-        unit = torch.arange(bucket.units, device=ids.device).unsqueeze(1)
-        place = (ids + unit * layer.num_embeddings).reshape(-1)
-        for m, seed in enumerate(seeds):
-            rows = seed[bucket.rows].reshape(-1, layer.embedding_dim)
-            if layer.padding_idx is not None:
-                rows = rows * (ids.reshape(-1, 1) != layer.padding_idx)
-            total = rows.new_zeros(bucket.units * layer.num_embeddings, layer.embedding_dim)
-            with repeatable_sums(rows.device):
-                total.index_add_(0, place, rows)
-            put(out[:, m, self.places["weight"]], total.reshape(bucket.units, -1), add)

@@ -28,20 +28,13 @@ from torch.func import jacrev, vmap
 from fpfl.data.schema import Schema
 from fpfl.fairness.rates import Rate
 from fpfl.users import task
-from fpfl.users.convolutions import ConvRecorder
 from fpfl.users.dropout import Keyed, keyed
 from fpfl.users.factored import Factor
 from fpfl.users.flat import FlatModel
 from fpfl.users.graphs import Graphs, Recording, repeatable
-from fpfl.users.layers import (
-    Call,
-    EmbeddingRecorder,
-    LayerError,
-    LinearRecorder,
-    Recorder,
-    ScaleRecorder,
-)
+from fpfl.users.layers import Call, LayerError, Recorder
 from fpfl.users.packing import Batch, Bucket
+from fpfl.users.recorders import REGISTER
 from fpfl.users.steady import in_tiles, steady, tile_for
 
 
@@ -446,14 +439,6 @@ def _reversed(call: Call, twin: Call) -> bool:
     return True
 
 
-RECORDERS: tuple[type[Recorder], ...] = (
-    LinearRecorder,
-    ConvRecorder,
-    ScaleRecorder,
-    EmbeddingRecorder,
-)
-
-
 def known_layers(module: nn.Module) -> dict[str, type[Recorder]]:
     """A recorder for every layer that holds trainable parameters; empty where one has none."""
     found: dict[str, type[Recorder]] = {}
@@ -462,7 +447,7 @@ def known_layers(module: nn.Module) -> dict[str, type[Recorder]]:
         own = [p for p in layer.parameters(recurse=False) if p.requires_grad]
         if not own:
             continue
-        kind = next((r for r in RECORDERS if r.knows(layer)), None)
+        kind = next((r for r in REGISTER if r.knows(layer)), None)
         if kind is None:
             return {}
         if layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer):
