@@ -188,7 +188,7 @@ def test_files_that_are_no_npz_are_refused(fpfl, tmp_path: Path) -> None:
         (("noise_multiplier = 1.0", "epsilon = -2"), "epsilon"),
         (("noise_multiplier = 1.0", "noise_multiplier = 1.0\ndelta = 0.1"), "δ|delta"),
         (("noise_multiplier = 1.0", ""), "exactly one"),
-        (('name = "adult"', 'train = "missing.npz"'), "schema"),
+        (('name = "adult"\nmean_samples = 2', 'train = "missing.npz"'), "schema"),
         (("[data]", "[data"), "not a TOML file"),
         (('name = "adult"', 'name = "adult"\ntest = "x.npz"'), "do not apply"),
     ],

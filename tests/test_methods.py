@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import fpfl
+import fpfl.data.loaders
+import fpfl.users.recorders
 from fpfl import BMDM, MMDM, Constraint, Rate, Tran
 from fpfl.config import Config, make_method
 from fpfl.config.sections import MethodConfig
@@ -263,7 +265,16 @@ def test_a_registered_method_is_known_everywhere(counting) -> None:
         register("counted", "again")(counting)
 
 
-def test_every_file_of_the_folder_is_there() -> None:
-    modules = {entry.make.__module__ for entry in REGISTER.values()}
-    files = {path.stem for path in Path(fpfl.methods.__file__).parent.glob("*.py")}
-    assert modules == {f"fpfl.methods.{stem}" for stem in files - {"__init__", "base"}}
+@pytest.mark.parametrize(
+    ("room", "registered", "others"),
+    [
+        (fpfl.methods, [entry.make for entry in REGISTER.values()], {"base"}),
+        (fpfl.users.recorders, fpfl.users.recorders.REGISTER, set()),
+        (fpfl.data.loaders, [entry.load for entry in fpfl.data.loaders.REGISTER.values()], set()),
+    ],
+)
+def test_every_file_of_a_folder_registers_something(room, registered, others) -> None:
+    """To be known is to be a file there: nothing else names what is in it."""
+    modules = {each.__module__ for each in registered if each.__module__.startswith("fpfl.")}
+    files = {path.stem for path in Path(room.__file__).parent.glob("*.py")}
+    assert modules == {f"{room.__name__}.{stem}" for stem in files - {"__init__", *others}}

@@ -128,10 +128,12 @@ def _raw_ranges(run: Path, config: Config, schema: Schema) -> Ranges:
     A schema alone does not say: a 0/1 column has the range (0, 1) there and is not scaled.
     """
     d = config.data
-    if d.name == "adult" and d.normalise == "ranges":
-        from fpfl.data.adult import RANGES
+    if d.name is not None:
+        from fpfl.data.loaders import REGISTER
 
-        return [RANGES.get(name) for name in schema.feature_names or ()]
+        ranges = REGISTER[d.name].ranges(d.settings)
+        if ranges:
+            return [ranges.get(name) for name in schema.feature_names or ()]
     if d.table is not None:
         from fpfl.config import table_schema
         from fpfl.runs.folder import read_origin

@@ -1,4 +1,4 @@
-"""The data of a config: Adult, an .npz file, a table, or a population folder."""
+"""The data of a config: a data set by name, an .npz file, a table, or a population folder."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fpfl.config.sections import Config, SchemaConfig
-from fpfl.data.adult import load_adult
 from fpfl.data.federated import FederatedDataset
 from fpfl.data.files import open_population
+from fpfl.data.loaders import REGISTER
 from fpfl.data.schema import DRAFTED, Attribute, Schema, scale_by_ranges
 from fpfl.data.table_schema import TableSchema, read_table_schema
 from fpfl.data.tables import read_table, table_and_ids
@@ -53,13 +53,10 @@ def load_data(
         if differ:
             raise ValueError(f"{d.folder} and {d.test} are not of the same kind: {differ}")
         return people, test
-    attributes = tuple(d.attributes)
-    train_data = load_adult("train", normalise=d.normalise, attributes=attributes)
-    if d.users == "poisson":
-        train_data = train_data.partition(
-            mean=d.mean_samples, seed=_partition_seed(config, partition_seed)
-        )
-    return train_data, load_adult("test", normalise=d.normalise, attributes=attributes)
+    assert d.name is not None  # the section checked it
+    seed = _partition_seed(config, partition_seed)
+    people, held_out = REGISTER[d.name].load(seed=seed, **d.settings)
+    return people, held_out
 
 
 def _load_tables(config: Config, folder: Path, partition_seed: int | None, private: bool) -> Loaded:

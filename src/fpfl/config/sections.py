@@ -5,10 +5,12 @@ What they mean is in `fpfl.config`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import reduce
 from operator import or_
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -22,6 +24,7 @@ from pydantic import (
 )
 
 from fpfl.compat import todays
+from fpfl.data.loaders import REGISTER as LOADERS
 from fpfl.data.table_schema import TableSchema, declared_schema
 from fpfl.methods import REGISTER
 from fpfl.privacy.plan import Convention, Neighbours
@@ -66,18 +69,15 @@ class SchemaConfig(_Section):
 class DataConfig(_Section):
     """Where the data comes from: ``name = "adult"``, ``train`` (.npz), ``table`` or ``folder``.
 
-    An .npz file has the arrays ``features`` and ``labels``, and where they apply ``attributes``
-    (codes, one column for each declared attribute) and ``users``. A table is a CSV or Parquet file
+    A name is one of `fpfl.data.loaders`, with that data set's own settings. An .npz file has the
+    arrays ``features`` and ``labels``, and where they apply ``attributes`` (codes, one column for each declared attribute) and ``users``. A table is a CSV or Parquet file
     with a schema of its own (``schema_file``, or here). A population folder has its schema with it
     and is read lazily. ``test`` is of the same kind as the training data; of a table's users a
     share may be ``held_out`` instead.
     """
 
-    name: Literal["adult"] | None = None
-    normalise: Literal["paper", "ranges"] = "ranges"
-    attributes: list[Literal["sex", "race"]] = ["sex"]
-    users: Literal["poisson", "single"] = "poisson"
-    mean_samples: Number = Field(default=2.0, gt=0)
+    name: str | None = None
+    settings: dict[str, Any] = {}
     train: Path | None = None
     table: Path | None = None
     folder: Path | None = None
@@ -94,6 +94,7 @@ class DataConfig(_Section):
     def _own_schema(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
+        values = _named_data(values, {*cls.model_fields, "schema"})
         if "columns" in values:
             raise ValueError("there is no key 'columns'; a table's schema is [data.schema]")
         if "table" not in values or "schema" not in values:
@@ -120,7 +121,7 @@ class DataConfig(_Section):
             )
         if self.test is not None and self.held_out is not None:
             raise ValueError("give test = 'FILE' or held_out, a share of the users; not both")
-        others = {"normalise", "attributes", "mean_samples", "users"}
+        others: set[str] = set()
         if self.name is not None:
             others = {"test", "declared"}
         elif self.folder is not None:
@@ -133,6 +134,24 @@ class DataConfig(_Section):
         if self.declared is not None and set(self.declared.unknown) - set(self.declared.attributes):
             raise ValueError(f"unknown = {self.declared.unknown} names no declared attribute")
         return self
+
+
+def _named_data(values: dict[str, Any], known: set[str]) -> dict[str, Any]:
+    """The settings that are a named data set's own, in a key of theirs."""
+    if "settings" in values:
+        raise ValueError("there is no key 'settings'; remove it or correct its name")
+    own = {name: value for name, value in values.items() if name not in known}
+    name = values.get("name")
+    if name is None:
+        lost = sorted(own.keys() & {each for one in LOADERS.values() for each in one.settings})
+        if lost:
+            raise ValueError(f"{lost} do not apply to this source of data; remove them")
+        return values
+    if not isinstance(name, str) or name not in LOADERS:
+        raise ValueError(f"name is {name!r}; expected one of {', '.join(LOADERS)}")
+    rest = {name: value for name, value in values.items() if name not in own}
+    found = _own_settings(own, LOADERS[name].settings, f"name = '{name}'")
+    return rest | ({"settings": found} if found else {})
 
 
 class ModelConfig(_Section):
@@ -234,28 +253,36 @@ class MethodConfig(_Section):
             given = todays(method.make.__name__, given)
         except TypeError as error:
             raise ValueError(str(error)) from error
-        lost = sorted(given.keys() - method.settings.keys())
-        if lost:
-            raise ValueError(
-                f"{', '.join(lost)} {'is' if len(lost) == 1 else 'are'} no setting of kind = "
-                f"'{kind}', which has {', '.join(method.settings)}; remove what does not belong to "
-                "it, or choose another kind"
-            )
-        words = method.words or {}
-        return {
-            "kind": kind,
-            "settings": {
-                name: None
-                if value == words.get(name, ...)
-                else _checked(name, value, method.settings[name], words.get(name))
-                for name, value in given.items()
-            },
-        }
+        found = _own_settings(given, method.settings, f"kind = '{kind}'", method.words or {})
+        return {"kind": kind, "settings": found}
+
+
+def _own_settings(
+    given: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    whose: str,
+    words: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """The settings of something that has a name, each as its type asks for."""
+    lost = sorted(given.keys() - settings.keys())
+    if lost:
+        raise ValueError(
+            f"{', '.join(lost)} {'is' if len(lost) == 1 else 'are'} no setting of {whose}, which "
+            f"has {', '.join(settings)}; remove what does not belong to it, or choose another"
+        )
+    words = words or {}
+    return {
+        name: None
+        if value == words.get(name, ...)
+        else _checked(name, value, settings[name], words.get(name))
+        for name, value in given.items()
+    }
 
 
 def _checked(name: str, value: Any, hint: Any, word: str | None) -> Any:
-    """A method's setting as its type asks for."""
-    parts = [hint] if get_origin(hint) is Literal else list(get_args(hint)) or [hint]
+    """A setting as its type asks for."""
+    united = get_origin(hint) in (Union, UnionType)
+    parts = list(get_args(hint)) if united else [hint]
     kinds = tuple(Number if part is float else part for part in parts if part is not type(None))
     try:
         kind: Any = reduce(or_, kinds)
