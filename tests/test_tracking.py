@@ -315,3 +315,14 @@ def test_the_command_line_watches(tmp_path: Path, store: str, monkeypatch, capsy
     (found,) = callback._client.search_runs([callback._experiment_id])
     metrics = callback._client.get_metric_history(found.info.run_id, "gradient_norm")
     assert {m.step: m.value for m in metrics} == norms
+
+
+def test_callbacks_are_found_by_name(tmp_path: Path) -> None:
+    from fpfl.callbacks import named
+
+    assert type(named("explain")).__name__ == "Explain"
+    assert type(named(f"tensorboard={tmp_path}")).__name__ == "TensorBoardCallback"
+    for words, message in (("tensorboard", "NAME|tensorboard=VALUE"), ("explain=1", "given as"),
+                           ("nobody", "there are: explain .*tensorboard")):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            named(words)

@@ -22,6 +22,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from fpfl.callbacks import register
 from fpfl.callbacks.progress import console, printable
 from fpfl.server.events import Part, Training
 from fpfl.server.loop import RoundEvent
@@ -172,6 +173,7 @@ def _mean(values: list[float | None]) -> float:
     return sum(value or 0.0 for value in values) / len(values)
 
 
+@register("explain", "how noisy each total is")
 class Explain:
     """Explains how noisy each total is: ``fpfl.train(..., callbacks=[fpfl.Explain()])``.
 

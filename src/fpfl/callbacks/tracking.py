@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
+from fpfl.callbacks import register
 from fpfl.server.events import Training
 from fpfl.server.loop import RoundEvent
 from fpfl.server.state import Row
@@ -128,6 +129,7 @@ class _Careful:
             self._lost = True
 
 
+@register("tensorboard", "a folder to log to, for TensorBoard", takes_value=True)
 class TensorBoardCallback(_Careful):
     """Logs every round's released figures for TensorBoard, and in the end the privacy statement.
 
@@ -209,6 +211,7 @@ class TensorBoardCallback(_Careful):
         self._writer = None
 
 
+@register("mlflow", "an MLflow experiment to log to", takes_value=True)
 class MLflowCallback(_Careful):
     """Logs every round's released figures to MLflow, with settings and the privacy statement.
 

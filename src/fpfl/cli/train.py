@@ -30,6 +30,12 @@ _MLflow = Annotated[
 ]
 
 
+_Also = Annotated[
+    list[str] | None,
+    typer.Option("--watch", help="Another callback of fpfl.callbacks: NAME or NAME=VALUE."),
+]
+
+
 @dataclass(frozen=True)
 class _Watch:
     """Who is told what a training releases, besides the terminal."""
@@ -37,15 +43,19 @@ class _Watch:
     verbose: bool
     tensorboard: Path | None
     mlflow: str | None
+    also: list[str] | None = None
 
     def callbacks(self) -> list[Callback]:
         """Made before anything is begun: a server that cannot be reached costs nothing then."""
-        from fpfl.callbacks.explain import Explain
-        from fpfl.callbacks.tracking import MLflowCallback, TensorBoardCallback
+        from fpfl.callbacks import named
 
-        found: list[Callback] = [Explain()] if self.verbose else []
-        found += [TensorBoardCallback(self.tensorboard)] if self.tensorboard else []
-        return found + ([MLflowCallback(self.mlflow)] if self.mlflow else [])
+        asked = [
+            *(["explain"] if self.verbose else []),
+            *([f"tensorboard={self.tensorboard}"] if self.tensorboard else []),
+            *([f"mlflow={self.mlflow}"] if self.mlflow else []),
+            *(self.also or []),
+        ]
+        return [named(words) for words in asked]
 
 
 def train(
@@ -60,6 +70,7 @@ def train(
     verbose: _Verbose = False,
     tensorboard: _TensorBoard = None,
     mlflow: _MLflow = None,
+    watch: _Also = None,
     data: options.Data = None,
     schema: options.SchemaFile = None,
     label: options.LabelColumn = None,
@@ -82,7 +93,7 @@ def train(
 
     On several cores or GPUs: torchrun --nproc-per-node 2 -m fpfl.cli train CONFIG --out FOLDER.
     """
-    watch = _Watch(verbose, tensorboard, mlflow)
+    watching = _Watch(verbose, tensorboard, mlflow, watch)
     chosen = {
         "schema": schema,
         "label": label,
@@ -102,7 +113,7 @@ def train(
     if data is not None:
         if config is not None:
             raise ValueError(f"both {config} and --data were given; give one of them")
-        _train_table(data, out, simulation, chosen, watch)
+        _train_table(data, out, simulation, chosen, watching)
         return
     given = sorted(f"--{name}" for name, value in chosen.items() if value is not None)
     if config is None or given:
@@ -117,7 +128,7 @@ def train(
     origin = _origin(config.parent, settings.training.seed)
     settings, files = with_schema(settings, Path(origin["folder"]))
     files[CONFIG] = config.read_text(encoding="utf-8")
-    _run(settings, origin, _new_folder(out, settings, origin, files), simulation, watch)
+    _run(settings, origin, _new_folder(out, settings, origin, files), simulation, watching)
 
 
 def _train_table(
@@ -174,6 +185,7 @@ def resume(
     verbose: _Verbose = False,
     tensorboard: _TensorBoard = None,
     mlflow: _MLflow = None,
+    watch: _Also = None,
 ) -> None:
     """Go on with a run: after a crash, or with more rounds where its budget allows.
 
@@ -200,7 +212,7 @@ def resume(
         training = settings.training.model_copy(update={"rounds": rounds})
         settings = settings.model_copy(update={"training": training})
     keep = keep.with_files(settings.training.checkpoint_every, files)
-    _run(settings, origin, keep, simulation, _Watch(verbose, tensorboard, mlflow))
+    _run(settings, origin, keep, simulation, _Watch(verbose, tensorboard, mlflow, watch))
 
 
 def _run(

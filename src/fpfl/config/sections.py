@@ -70,7 +70,8 @@ class DataConfig(_Section):
     """Where the data comes from: ``name = "adult"``, ``train`` (.npz), ``table`` or ``folder``.
 
     A name is one of `fpfl.data.loaders`, with that data set's own settings. An .npz file has the
-    arrays ``features`` and ``labels``, and where they apply ``attributes`` (codes, one column for each declared attribute) and ``users``. A table is a CSV or Parquet file
+    arrays ``features`` and ``labels``, and where they apply ``attributes`` (codes, one column for
+    each declared attribute) and ``users``. A table is a CSV or Parquet file
     with a schema of its own (``schema_file``, or here). A population folder has its schema with it
     and is read lazily. ``test`` is of the same kind as the training data; of a table's users a
     share may be ``held_out`` instead.
