@@ -18,6 +18,7 @@ from torch import Tensor
 
 import fpfl
 import fpfl.data.loaders
+import fpfl.privacy.conventions.base
 import fpfl.users.recorders
 from fpfl import BMDM, MMDM, Constraint, Rate, Tran
 from fpfl.config import Config, make_method
@@ -270,6 +271,11 @@ def test_a_registered_method_is_known_everywhere(counting) -> None:
     [
         (fpfl.methods, [entry.make for entry in REGISTER.values()], {"base"}),
         (fpfl.users.recorders, fpfl.users.recorders.REGISTER, set()),
+        (
+            fpfl.privacy.conventions,
+            [entry.epsilon for entry in fpfl.privacy.conventions.base.REGISTER.values()],
+            {"base"},
+        ),
         (fpfl.data.loaders, [entry.load for entry in fpfl.data.loaders.REGISTER.values()], set()),
     ],
 )

@@ -17,6 +17,7 @@ import fpfl
 from fpfl.privacy import MissingAccountantError, PrivacyWarning
 from fpfl.privacy import filter as filter_module
 from fpfl.privacy.budget import BudgetExhaustedError, PopulationLedger
+from fpfl.privacy.conventions import poisson
 from fpfl.privacy.filter import Mechanism, PrivacyFilter, good_order
 from fpfl.store import Chain, ChainError
 
@@ -258,7 +259,7 @@ def test_only_sums_need_an_accountant(path, monkeypatch):
     with PopulationLedger.open(path) as bare:
         with monkeypatch.context() as patch:
             filter_module._renyi.cache_clear()
-            patch.setattr(filter_module, "_dp_accounting", missing)
+            patch.setattr(poisson, "_dp_accounting", missing)
             assert bare.withdrawn() == frozenset()
             assert bare.charged_rounds("run") == 2
             for _ in range(2):

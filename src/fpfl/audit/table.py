@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from fpfl.audit.attacks import (
     ATTACKS,
@@ -23,7 +23,7 @@ from fpfl.audit.attacks import (
 from fpfl.audit.audits import AuditResult, AuditSettings, audit
 from fpfl.audit.checks import CHECKS, CheckResult, run_check
 from fpfl.methods import OneGradient
-from fpfl.privacy.conventions import Convention
+from fpfl.privacy.conventions.base import REGISTER
 from fpfl.privacy.settings import Clipping, Privacy
 from fpfl.users.local import FederatedAveraging
 
@@ -61,7 +61,7 @@ def default_settings(
     confidence
         Of the whole audit, all rows and checks together.
     """
-    known = get_args(Convention)
+    known = tuple(REGISTER)
     if convention not in ("all", *known):
         raise ValueError(f"convention is {convention!r}; expected 'all' or one of {known}")
     delta = 1 / (10 * canaries)

@@ -27,7 +27,7 @@ from fpfl.compat import todays
 from fpfl.data.loaders import REGISTER as LOADERS
 from fpfl.data.table_schema import TableSchema, declared_schema
 from fpfl.methods import REGISTER
-from fpfl.privacy.plan import Convention, Neighbours
+from fpfl.privacy.plan import Neighbours
 from fpfl.privacy.settings import Sampling
 from fpfl.server.selection import Rule
 from fpfl.training.defaults import ROUNDS
@@ -302,7 +302,7 @@ class PrivacyConfig(_Section):
     noise_multiplier: Annotated[Number, Field(ge=1e-3)] | None = None
     delta: Number | None = None
     clip: Number | ClipConfig = 1.0
-    convention: Convention = "poisson"
+    convention: str = "poisson"
     neighbours: Neighbours | None = None
     population: Whole | None = None
     max_participations: Whole | None = None

@@ -17,7 +17,7 @@ from typing import Any
 from fpfl.data.femnist.unfair import GROUPS
 from fpfl.experiments.tables import KEY, Row
 from fpfl.privacy.accounting import MissingAccountantError
-from fpfl.privacy.plan import Block, Convention, PrivacyPlan, PrivacyWarning
+from fpfl.privacy.plan import Block, PrivacyPlan, PrivacyWarning
 from fpfl.privacy.statement import round_up
 
 
@@ -74,7 +74,7 @@ def _plan(
     rounds: int,
     delta: float,
     noise: float,
-    convention: Convention,
+    convention: str,
     blocks: tuple[Any, ...],
 ) -> PrivacyPlan:
     with warnings.catch_warnings():

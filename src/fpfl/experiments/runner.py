@@ -25,7 +25,7 @@ from fpfl.experiments.femnist import default_scale
 from fpfl.experiments.markdown import markdown_table, with_epsilon
 from fpfl.experiments.rows import TASKS, Result, row_name, run_row
 from fpfl.experiments.tables import KEY, Options, Row, load_table, matches, override, parsed_noise
-from fpfl.privacy.plan import Convention
+from fpfl.privacy.conventions.base import REGISTER
 from fpfl.store.files import write_whole
 from fpfl.training.spec import check_device
 from fpfl.users.precision import Precision
@@ -127,7 +127,7 @@ def run_table(
     if not 0.0 < scale <= 1.0:
         raise ValueError(f"the scale is {scale}; it must be above 0, and 1 at most")
     options = Options(
-        convention=_one_of("convention", convention, get_args(Convention)),
+        convention=_one_of("convention", convention, tuple(REGISTER)),
         noise=tuple(parsed_noise(each) for each in noise_multiplier),
         overrides=tuple(overrides),
         data=data,

@@ -11,7 +11,6 @@ from itertools import product
 from typing import Any, Literal
 
 from fpfl.data.femnist.unfair import Order
-from fpfl.privacy.plan import Convention
 from fpfl.training.models import DEEP, SHALLOW
 from fpfl.users.precision import Precision
 
@@ -186,7 +185,7 @@ class Options:
         Where and how to compute.
     """
 
-    convention: Convention = "poisson"
+    convention: str = "poisson"
     noise: tuple[tuple[str, float], ...] = ()
     overrides: tuple[str, ...] = ()
     data: str | None = None

@@ -8,6 +8,7 @@ from fpfl.privacy.accounting import (
     epsilon_poisson,
     epsilon_without_replacement,
 )
+from fpfl.privacy.conventions.base import Convention
 from fpfl.privacy.gaussian import (
     gaussian_delta,
     gaussian_epsilon,
@@ -15,7 +16,7 @@ from fpfl.privacy.gaussian import (
     participations_bound,
     participations_of_one,
 )
-from fpfl.privacy.plan import Block, Convention, PrivacyPlan, PrivacyWarning, compare_conventions
+from fpfl.privacy.plan import Block, PrivacyPlan, PrivacyWarning, compare_conventions
 from fpfl.privacy.sampling import FixedSizeSampling, Participation, PoissonSampling
 from fpfl.privacy.statement import PrivacyStatement, round_up
 

@@ -31,17 +31,16 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from fpfl.numerics.checks import cohort_of, positive_number, probability, whole_number
-from fpfl.privacy.accounting import Neighbours, _dp_accounting
+from fpfl.privacy.accounting import Neighbours
+from fpfl.privacy.conventions.base import SAMPLERS
 from fpfl.privacy.gaussian import gaussian_epsilon
-from fpfl.privacy.renyi import coins_renyi, fixed_size_renyi, renyi_epsilon, renyi_gain
+from fpfl.privacy.renyi import renyi_epsilon, renyi_gain
 
 if TYPE_CHECKING:
     from fpfl.privacy.plan import PrivacyPlan
-
-Sampler = Literal["poisson", "fixed", "all", "coins"]
 
 # Divergences are added up in whole units of 2⁻⁶⁰, rounded up: such sums are exact, whatever their
 # order, and two processes that read the same charges agree to the last one.
@@ -74,25 +73,27 @@ class Mechanism:
         What one user may change. Replacing a user changes a total by up to 2C, always.
     """
 
-    sampler: Sampler
+    sampler: str
     population: int
     cohort: int
     noise_multiplier: float
     neighbours: Neighbours
 
     def __post_init__(self) -> None:
-        for name, kinds in (("sampler", Sampler), ("neighbours", Neighbours)):
+        relations = get_args(Neighbours)
+        for name, known in (("sampler", tuple(SAMPLERS)), ("neighbours", relations)):
             value = getattr(self, name)
-            if not isinstance(value, str) or value not in get_args(kinds):
-                known = ", ".join(map(repr, get_args(kinds)))
-                raise ValueError(f"{name} must be one of {known}, but got {value!r}.")
+            if not isinstance(value, str) or value not in known:
+                words = ", ".join(map(repr, known))
+                raise ValueError(f"{name} must be one of {words}, but got {value!r}.")
         users, size = cohort_of(self.population, self.cohort)
-        if self.sampler == "fixed" and self.neighbours != "replace-one":
+        sampler = SAMPLERS[self.sampler]
+        if sampler.fixed and self.neighbours != "replace-one":
             raise ValueError(
                 f"cohorts of a fixed size cannot have {self.neighbours!r} neighbours: another user "
                 "fills the slot, so use 'replace-one', or the sampler 'poisson'."
             )
-        if self.sampler == "all" and size != users:
+        if sampler.everybody and size != users:
             raise ValueError(
                 f"where everyone takes part, cohort is population = {users}, but got {size}: use "
                 "the sampler 'poisson' or 'fixed' for a part of the users."
@@ -113,13 +114,11 @@ class Mechanism:
         cohort, everybody pays for every round; a person on several nodes is that many times as
         likely to be there.
         """
-        samplers: dict[str, Sampler] = {"poisson": "poisson", "coins": "coins", "picked": "all"}
-        users = plan.real_population or plan.population
-        picked = plan.convention == "picked"
+        users, sampler = plan.real_population or plan.population, plan.terms.sampler
         return cls(
-            sampler=samplers.get(plan.convention, "fixed"),
+            sampler=sampler.name,
             population=users,
-            cohort=users if picked else min(users, plan.copies * plan.cohort),
+            cohort=users if sampler.everybody else min(users, plan.copies * plan.cohort),
             noise_multiplier=plan.noise_multiplier,
             neighbours=plan.neighbours,
         )
@@ -148,15 +147,8 @@ class Mechanism:
         """Bound ρ(α) on the Rényi divergence of one release, rounded up.
 
         Without amplification it is α·Δ²/(2s²), which is exact where everyone takes part, and never
-        exceeded: whoever sees the cohorts too knows more. Below that,
-
-        - Poisson cohorts: the sampled Gaussian mechanism (Mironov et al. 2019), by dp_accounting;
-          with replace-one neighbours no such bound is known to it, and the one without
-          amplification is used, at Δ = 2C;
-        - cohorts of a fixed size: Wang et al. 2019 at Δ = 2C
-          (:func:`~fpfl.privacy.renyi.fixed_size_renyi`);
-        - secret coins and noise in shares: Zhu and Wang 2019
-          (:func:`~fpfl.privacy.renyi.coins_renyi`).
+        exceeded: whoever sees the cohorts too knows more. Below that it is the sampler's own bound
+        (`fpfl.privacy.conventions`).
         """
         return _renyi(self, whole_number("order", order, least=2, hint=_ORDER_HINT))
 
@@ -167,23 +159,7 @@ def _renyi(mechanism: Mechanism, order: int) -> float:
     unamplified = order * ratio * ratio / 2
     if mechanism.cohort == mechanism.population or not unamplified < _HOPELESS:
         return unamplified
-    if mechanism.sampler == "coins":
-        return coins_renyi(order, 1 / ratio, mechanism.cohort / mechanism.population)
-    if mechanism.sampler == "fixed":
-        amplified = fixed_size_renyi(order, 1 / ratio, mechanism.population, mechanism.cohort)
-    elif mechanism.neighbours == "replace-one":
-        return unamplified
-    else:
-        dp = _dp_accounting()
-        # Zero-out neighbours have the same divergence as add-remove: REPLACE_SPECIAL would do, too.
-        accountant = dp.rdp.RdpAccountant([order], dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
-        q = mechanism.cohort / mechanism.population
-        accountant.compose(dp.PoissonSampledDpEvent(q, dp.GaussianDpEvent(1 / ratio)))
-        amplified = float(accountant.rdp[0])
-    # Sums of logarithms err by a few units in the last place: a divergence below that can come out
-    # as 0, or even negative.
-    safe = max(amplified, 0.0) * (1 + 1e-9) + 1e-15
-    return min(safe, unamplified)
+    return SAMPLERS[mechanism.sampler].renyi(mechanism, order, unamplified)
 
 
 def renyi_budget(epsilon: float, order: int, delta: float) -> float:

@@ -14,35 +14,23 @@ from functools import cached_property
 from typing import Any
 
 from fpfl.numerics.checks import cohort_of, positive_number, whole_number
-from fpfl.privacy.accounting import (
-    Neighbours,
-    calibrate_poisson,
-    calibrate_without_replacement,
-    epsilon_poisson,
-    epsilon_without_replacement,
-)
+from fpfl.privacy.accounting import Neighbours
 from fpfl.privacy.conventions import (
-    SENSITIVITY,
-    SHARED,
     Block,
-    Convention,
     PrivacyWarning,
     checked_blocks,
     checked_cap,
     checked_delta,
     checked_pair,
 )
-from fpfl.privacy.gaussian import (
-    gaussian_epsilon,
-    gaussian_noise_multiplier,
-    participations_bound,
-)
-from fpfl.privacy.renyi import calibrate_shares, coins_epsilon, shares_epsilon
+from fpfl.privacy.conventions.base import REGISTER, Convention
+from fpfl.privacy.gaussian import gaussian_epsilon, participations_bound
+from fpfl.privacy.renyi import shares_epsilon
 from fpfl.privacy.sampling import FixedSizeSampling, PoissonSampling
 from fpfl.privacy.statement import BlockNoise, PrivacyStatement
 from fpfl.store.typed import plain, typed
 
-__all__ = ["Block", "Convention", "Neighbours", "PrivacyPlan", "PrivacyWarning"]
+__all__ = ["Block", "Neighbours", "PrivacyPlan", "PrivacyWarning"]
 
 
 @dataclass(frozen=True, init=False)
@@ -109,7 +97,7 @@ class PrivacyPlan:
     PrivacyPlan.calibrate : the same with an ε in place of the noise multiplier.
     """
 
-    convention: Convention
+    convention: str
     neighbours: Neighbours
     population: int
     cohort: int
@@ -129,7 +117,7 @@ class PrivacyPlan:
         rounds: int,
         noise_multiplier: float,
         blocks: Iterable[Block],
-        convention: Convention = "poisson",
+        convention: str = "poisson",
         neighbours: Neighbours | None = None,
         delta: float | None = None,
         max_participations: int | None = None,
@@ -141,9 +129,10 @@ class PrivacyPlan:
         if real_population is not None:
             real, _ = cohort_of(real_population, size, of="real_population")
         relation = checked_pair(convention, neighbours)
-        if copies != 1 and convention not in SHARED:
+        if copies != 1 and not REGISTER[convention].shares:
+            shared = tuple(name for name, each in REGISTER.items() if each.shares)
             raise ValueError(
-                f"copies={copies} goes with the conventions of federations, {SHARED}, and not with "
+                f"copies={copies} goes with the conventions of federations, {shared}, and not with "
                 f"{convention!r}"
             )
         fields = {
@@ -176,7 +165,7 @@ class PrivacyPlan:
         cohort: int,
         rounds: int,
         blocks: Iterable[Block],
-        convention: Convention = "poisson",
+        convention: str = "poisson",
         neighbours: Neighbours | None = None,
         delta: float | None = None,
         max_participations: int | None = None,
@@ -211,23 +200,7 @@ real_population, copies
             real_population=real_population,
             copies=copies,
         )
-        if plan.convention in SHARED:
-            noise = calibrate_shares(
-                epsilon, plan._chance(plan.population), plan.participations, plan.delta
-            )
-        elif plan.convention == "poisson":
-            noise = calibrate_poisson(
-                epsilon, plan.cohort / plan.population, plan.rounds, plan.delta, plan.neighbours
-            )
-            if plan.max_participations is not None:
-                capped = gaussian_noise_multiplier(
-                    epsilon, plan.participations, plan.delta, sensitivity=plan.sensitivity
-                )
-                noise = min(noise, capped)
-        else:
-            noise = plan.sensitivity * calibrate_without_replacement(
-                epsilon, plan.population, plan.cohort, plan.rounds, plan.delta
-            )
+        noise = plan.terms.calibrate(plan, epsilon)
         # Nobody has seen this plan yet. Making a second one would warn twice about the same δ.
         object.__setattr__(plan, "noise_multiplier", noise)
         return plan
@@ -272,7 +245,7 @@ real_population, copies
     @property
     def sensitivity(self) -> int:
         """How much one user changes a total, in clip bounds, as the convention has it."""
-        return SENSITIVITY[self.convention, self.neighbours]
+        return self.terms.sensitivity[self.neighbours]
 
     @property
     def sensitivity_honest(self) -> int:
@@ -283,9 +256,7 @@ real_population, copies
     def sampling(self) -> PoissonSampling | FixedSizeSampling:
         """The sampler of the cohorts, over the users that the run really has."""
         users = self.real_population or self.population
-        if self.convention in ("poisson", "coins"):
-            return PoissonSampling(users, self.cohort, self.max_participations)
-        return FixedSizeSampling(users, self.cohort)
+        return self.terms.sampling(users, self.cohort, self.max_participations)
 
     @cached_property
     def epsilon(self) -> float:
@@ -311,7 +282,7 @@ real_population, copies
         """
         if self.max_participations is not None:
             return min(self.max_participations, self.rounds)
-        if self.convention in SHARED:
+        if self.terms.shares:
             return self.rounds
         return participations_bound(self.population, self.cohort, self.rounds, self.delta)
 
@@ -319,7 +290,7 @@ real_population, copies
     def participations_real(self) -> int | None:
         """:attr:`participations` in the real population, or None where there is no other."""
         real = self._other_population
-        capped = self.max_participations is not None or self.convention in SHARED
+        capped = self.max_participations is not None or self.terms.shares
         if real is None or capped:
             return None if real is None else self.participations
         return participations_bound(real, self.cohort, self.rounds, self.delta)
@@ -331,17 +302,17 @@ real_population, copies
         For a user who takes part :attr:`participations` times. Needs no accountant. With secret
         coins a server knows no cohorts: then it is :attr:`epsilon`.
         """
-        if self.convention == "coins":
+        if self.terms.secret:
             return self.epsilon
-        return self._unamplified(self.participations)
+        return self.unamplified(self.participations)
 
     @cached_property
     def epsilon_server_real(self) -> float | None:
         """:attr:`epsilon_server` in the real population, or None where there is no other."""
         times = self.participations_real
-        if times is not None and self.convention == "coins":
+        if times is not None and self.terms.secret:
             return self.epsilon_real
-        return None if times is None else self._unamplified(times)
+        return None if times is None else self.unamplified(times)
 
     def statement(self, seeded_noise: bool, seeded_cohorts: bool) -> PrivacyStatement:
         """Say in plain words what this plan promises, to whom, and what it does not.
@@ -367,39 +338,20 @@ real_population, copies
     def _other_population(self) -> int | None:
         return None if self.real_population == self.population else self.real_population
 
-    def _chance(self, population: int) -> float:
+    @property
+    def terms(self) -> Convention:
+        """The convention itself: its sampler, sensitivities and accountant."""
+        return REGISTER[self.convention]
+
+    def chance(self, population: int) -> float:
         """How likely a person is in a round, as far as others cannot tell."""
-        if self.convention == "picked":
+        if self.terms.sampler.everybody:
             return 1.0
         return min(1.0, self.copies * self.cohort / population)
 
-    def _amplified(self, population: int, sensitivity: int) -> float:
-        if self.convention in SHARED:
-            return coins_epsilon(
-                self.noise_multiplier, self._chance(population), self.participations, self.delta
-            )
-        if self.convention != "poisson":
-            return epsilon_without_replacement(
-                self.noise_multiplier / sensitivity,
-                population,
-                self.cohort,
-                self.rounds,
-                self.delta,
-            )
-        epsilon = epsilon_poisson(
-            self.noise_multiplier,
-            self.cohort / population,
-            self.rounds,
-            self.delta,
-            self.neighbours,
-        )
-        if self.max_participations is None:
-            return epsilon
-        # With a cap, what holds even against the server holds against everyone else too.
-        return min(epsilon, self._unamplified(self.participations))
-
-    def _unamplified(self, participations: int) -> float:
-        if self.convention in SHARED:
+    def unamplified(self, participations: int) -> float:
+        """ε of so many rounds against who knows the cohorts, with the honest sensitivity."""
+        if self.terms.shares:
             return shares_epsilon(self.noise_multiplier, participations, self.delta)
         return gaussian_epsilon(
             self.noise_multiplier,
@@ -408,8 +360,11 @@ real_population, copies
             sensitivity=self.sensitivity_honest,
         )
 
+    def _amplified(self, population: int, sensitivity: int) -> float:
+        return self.terms.epsilon(self, population, sensitivity)
 
-COMPARED: tuple[Convention, ...] = ("paper", "replace-one", "poisson")
+
+COMPARED: tuple[str, ...] = ("paper", "replace-one", "poisson")
 """Those of one aggregator; noise that nodes add in shares is another setting."""
 
 

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from fpfl.privacy.plan import Block, Convention, Neighbours, PrivacyPlan
+from fpfl.privacy.plan import Block, Neighbours, PrivacyPlan
 
 JOINT, GRADIENTS, COUNTS, SELECTION = "joint", "gradients", "counts", "selection"
 CLIPPED = "clipped"
@@ -112,7 +112,7 @@ class Privacy:
     noise_multiplier: float | None = None
     clip: float | Clipping = 1.0
     delta: float | None = None
-    convention: Convention = "poisson"
+    convention: str = "poisson"
     neighbours: Neighbours | None = None
     population: int | None = None
     max_participations: int | None = None

@@ -23,6 +23,7 @@ from fpfl.privacy.assumptions import (
     whole_numbers,
     whose_noise,
 )
+from fpfl.privacy.conventions.base import REGISTER
 from fpfl.store.typed import typed
 
 if TYPE_CHECKING:
@@ -36,20 +37,6 @@ _NEIGHBOURS = {
     "zero-out": "with the user's data, or with nothing in its place",
     "add-remove": "with the user among all users, or without",
     "replace-one": "with the user's data, or with any other data in its place",
-}
-_SAMPLERS = {
-    "poisson": "Poisson sampling: every user takes part in a round independently",
-    "fixed": "sampling without replacement: every cohort has the same size",
-    "coins": "secret coins: every user's node tosses for it, and tells nobody",
-    "picked": "picked by the server",
-}
-_ACCOUNTANTS = {
-    "poisson": "privacy loss distributions (PLD) for Poisson sampling",
-    "fixed": "Rényi DP for sampling without replacement (Wang et al. 2019), or no amplification "
-    "at all where that gives less",
-    "coins": "Rényi DP of noise in shares (Kairouz, Liu and Steinke 2021), amplified for any such "
-    "mechanism by secret coins (Zhu and Wang 2019)",
-    "picked": "Rényi DP of noise in shares (Kairouz, Liu and Steinke 2021), without amplification",
 }
 _FILTER = (
     "a privacy filter, Rényi DP at order {order}, fixed before the run (Feldman and Zrnic 2021)"
@@ -125,20 +112,19 @@ class PrivacyStatement:
         seeded_cohorts: bool,
     ) -> PrivacyStatement:
         """Make the statement of ``plan``."""
-        sampler = plan.convention if plan.convention in _SAMPLERS else "fixed"
         figures: tuple[float | None, float | None, float | None]
         try:
             figures = plan.epsilon, plan.epsilon_honest, plan.epsilon_real
         except MissingAccountantError:
             figures = None, None, None
         # Without amplification nothing is left to chance: all rounds count, or the cap.
-        capped = plan.max_participations is not None or plan.convention in ("coins", "picked")
+        capped = plan.max_participations is not None or plan.terms.shares
         real = plan.real_population
         return cls(
             convention=plan.convention,
             neighbours=plan.neighbours,
-            sampler=_SAMPLERS[sampler],
-            accountant=_ACCOUNTANTS[sampler],
+            sampler=plan.terms.words,
+            accountant=plan.terms.accountant,
             population=plan.population,
             real_population=None if real == plan.population else real,
             cohort=plan.cohort,
@@ -181,7 +167,7 @@ class PrivacyStatement:
         rounds count, so nothing is left to chance, and δ is the same.
         """
         times, against = server.participations, server.epsilon
-        if self.convention in ("coins", "picked"):
+        if REGISTER[self.convention].shares:
             # The filter counts rounds in full, or as secret coins have it: the server's figure.
             times, against = max(sum(charges.values()), self.participations), limit.epsilon
         return replace(
@@ -213,7 +199,7 @@ class PrivacyStatement:
         """
         terms, server_terms = [], []
         more, more_server = 0.0, 0.0
-        if run.numbers is not None and self.convention not in ("coins", "picked"):
+        if run.numbers is not None and not REGISTER[self.convention].shares:
             known = [e for e in (self.epsilon_honest, self.epsilon_real) if e is not None]
             if known:
                 more, value = whole_numbers(max(known), self.delta, run.numbers)

@@ -1,7 +1,7 @@
-"""What may go into a plan: blocks, pairs of convention and neighbours, δ, caps.
+"""What may go into a plan: conventions, blocks, pairs of convention and neighbours, δ, caps.
 
-Everything here either returns a checked value or says what was given, what was expected and what
-to do about it.
+What is checked here either comes back or is an error that says what was given, what was expected
+and what to do about it. Conventions are the files of this folder (`fpfl.privacy.conventions.base`).
 """
 
 from __future__ import annotations
@@ -11,25 +11,16 @@ import sys
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import get_args
 
 from fpfl.numerics.checks import positive_number, probability, whole_number
 from fpfl.privacy.accounting import Neighbours
+from fpfl.privacy.conventions.base import REGISTER
 
-Convention = Literal["paper", "replace-one", "poisson", "coins", "picked"]
-
-#: Sensitivity in clip bounds of every pair that has a proof, or (the paper's) a precedent. The
-#: first pair of a convention is its default.
-SENSITIVITY: dict[tuple[str, str], int] = {
-    ("paper", "replace-one"): 1,
-    ("replace-one", "replace-one"): 2,
-    ("poisson", "zero-out"): 1,
-    ("poisson", "add-remove"): 1,
-    ("poisson", "replace-one"): 2,
-    ("coins", "zero-out"): 1,
-    ("coins", "add-remove"): 1,
-    ("picked", "zero-out"): 1,
-}
+for _found in iter_modules(__path__):
+    import_module(f"{__name__}.{_found.name}")
 
 SHARED = ("coins", "picked")
 """The conventions of a federation whose nodes add the noise in shares."""
@@ -84,18 +75,16 @@ class Block:
 
 def checked_pair(convention: str, neighbours: str | None) -> str:
     """The neighbours of a convention, given or its own; refuse pairs without a proof."""
-    if convention not in get_args(Convention):
-        raise ValueError(
-            f"convention must be one of {_quoted(get_args(Convention))}, but got {convention!r}."
-        )
-    allowed = [relation for known, relation in SENSITIVITY if known == convention]
+    if convention not in REGISTER:
+        raise ValueError(f"convention must be one of {_quoted(REGISTER)}, but got {convention!r}.")
+    allowed = REGISTER[convention].sensitivity
     if neighbours is None:
-        return allowed[0]
+        return next(iter(allowed))
     if neighbours not in get_args(Neighbours):
         raise ValueError(
             f"neighbours must be one of {_quoted(get_args(Neighbours))}, but got {neighbours!r}."
         )
-    if neighbours not in allowed and convention in SHARED:
+    if neighbours not in allowed and REGISTER[convention].shares:
         raise ValueError(
             f"convention {convention!r} cannot have {neighbours!r} neighbours: what is known of "
             "noise in shares is for users who are left out, and whom a server picks in place of "
@@ -160,7 +149,7 @@ def checked_cap(cap: int | None, convention: str, neighbours: str) -> int | None
     number = whole_number(
         "max_participations", cap, hint="give the most rounds that one user may take part in"
     )
-    if convention != "poisson" or neighbours == "replace-one":
+    if neighbours not in REGISTER[convention].capped:
         raise ValueError(
             f"max_participations={number} cannot be combined with convention {convention!r} and "
             f"{neighbours!r} neighbours: there, past cohorts and the cap's state depend on each "
