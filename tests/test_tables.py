@@ -16,11 +16,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 import fpfl
 from fpfl import cli
-from fpfl.cli import table as cli_table
 from fpfl.config import config_of, load_config, load_data, make_method
 from fpfl.data import (
     AttributeColumn,
@@ -760,39 +758,6 @@ def test_options_without_a_table_and_nothing_at_all(fpfl_command) -> None:
     assert (code, "--out" in err) == (2, True)
     code, _, err = fpfl_command("train", "--data", "nowhere.csv")
     assert (code, "nowhere.csv is no file" in err) == (2, True)
-
-
-def test_on_a_terminal_it_asks_once(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(table.parent)
-    (table.parent / "people.toml").unlink()
-    monkeypatch.setattr(cli_table, "terminal", lambda: True)
-    answers = ["classes", "no", "no, yes",  # one class is asked about again
-               "Female, Male", "n", "0", "3",
-               "number", "forty", "0, 40", "", "number", "16,96",
-               "categories", "clerk, cook", ""]  # fmt: skip
-    words = ["train", "--data", "people.csv", "--label", "hired", "--user", "id", "--groups", "sex",
-             "--epsilon", "3", "--rounds", "2", "--out"]  # fmt: skip
-    result = CliRunner().invoke(cli.app, [*words, "one"], input="\n".join(answers) + "\n")
-    assert result.exit_code == 0, result.output
-    # With ε, nothing of what is in the cells is shown.
-    asked = result.output.split("Written:")[0]
-    assert "Köchin" not in asked
-    assert "north" not in asked
-    schema = read_table_schema(table.parent / "people.schema.toml")
-    assert schema == TableSchema(
-        Label("hired", ("no", "yes")),
-        (
-            NumberColumn("hours", (0, 40)),
-            NumberColumn("age", (16, 96)),
-            CategoryColumn("job", ("clerk", "cook")),
-        ),
-        (AttributeColumn("sex", ("Female", "Male")),),
-        "id",
-        samples_per_user=3,
-    )
-    again = CliRunner().invoke(cli.app, [*words, "two"], input="")
-    assert again.exit_code == 0, again.output
-    assert "Schema: people.schema.toml" in again.output
 
 
 CONFIG = """

@@ -26,7 +26,7 @@ SchemaFile = Annotated[
     Path | None,
     typer.Option(
         help="What is public about it, as TOML; NAME.schema.toml or NAME.toml beside it by "
-        "default; asked for on a terminal.",
+        "default.",
         rich_help_panel=_PANEL,
     ),
 ]

@@ -6,6 +6,7 @@ not a silent default.
 
 from __future__ import annotations
 
+import inspect
 import math
 import tomllib
 import warnings
@@ -129,31 +130,18 @@ def run_config(
         check_same_people(config, data, keep.run)
     config = _completed(config, data, keep)
     t = config.training
-    run = train(
-        make_model(config, data.schema),
-        data,
-        cohort=t.cohort,
-        rounds=t.rounds,
-        constraint=make_constraint(config, data.schema),
-        method=make_method(config),
-        privacy=_privacy(config.privacy),
-        clip=_clip(t.clip),
-        sampling=t.sampling,
-        learning_rate=t.learning_rate,
-        optimizer=_optimizer(t),
-        normaliser=t.normaliser,
-        samples_per_user=t.samples_per_user,
-        local=_local(t),
-        selection=t.selection,
-        selection_window=t.selection_window,
-        seed=t.seed,
-        noise_seed=t.noise_seed,
-        memory=t.memory,
-        precision=t.precision,
-        device=device or t.device,
-        folder=keep,
-        callbacks=callbacks,
-    )
+    known = inspect.signature(train).parameters  # what a section calls as `fpfl.train` does
+    given = {name: getattr(t, name) for name in type(t).model_fields if name in known}
+    given |= {
+        "constraint": make_constraint(config, data.schema),
+        "method": make_method(config),
+        "privacy": _privacy(config.privacy),
+        "clip": _clip(t.clip),
+        "optimizer": _optimizer(t),
+        "local": _local(t),
+        "device": device or t.device,
+    }
+    run = train(make_model(config, data.schema), data, **given, folder=keep, callbacks=callbacks)
     return run, data, test
 
 
