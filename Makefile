@@ -50,12 +50,12 @@ release-check: $(VENV)/.stamp-dev ## all that takes too long for each change; wr
 	$(BIN)/python scripts/release_check.py $(ARGS)
 
 kill: $(VENV)/.stamp-dev ## kill a run 200 times and resume it
-	FPFL_KILLS=200 $(BIN)/python -m pytest tests/test_kill.py
+	FPFL_KILLS=200 $(BIN)/python -m pytest tests/runs/test_kill.py
 
 federation-test: $(VENV)/.stamp-dev ## twenty rounds of a real federation on this machine
 	OMP_NUM_THREADS=1 FPFL_FEDERATION_ROUNDS=20 \
 	FPFL_FEDERATION_RESULTS=docs/results/federation/results.json \
-	$(BIN)/python -m pytest tests/test_flower.py
+	$(BIN)/python -m pytest tests/federation/test_flower.py
 
 # The first word is a target of fuzz/targets.py or all, the rest are libFuzzer's options.
 fuzz: ARGS ?= all -max_total_time=6

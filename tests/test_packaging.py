@@ -24,7 +24,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 EXTRAS = PROJECT["optional-dependencies"]
 RESULTS = ROOT / "docs" / "results" / "release" / "release-check.json"
 OURS = {"fpfl", "benchmarks", "fuzz", "my_first_federation"} | {
-    path.stem for folder in ("tests", "scripts") for path in (ROOT / folder).glob("*.py")
+    path.stem for folder in ("tests", "scripts") for path in (ROOT / folder).rglob("*.py")
 }
 
 

@@ -10,8 +10,8 @@ Three figures say whether these will do. Each is at most 1 where it does:
 
 The model is the mean of that half's iterates, and multipliers add up what they see: so far, and no
 further, can they bring groups together. On Adult it is about the gap that training ended with
-(``tests/test_planning.py`` compares it with the runs of ``docs/robust.md``). The figures are rules
-of thumb.
+(``tests/planning/test_planning.py`` compares it with the runs of ``docs/robust.md``). The figures
+are rules of thumb.
 
 The noise follows from ε (`fpfl.PrivacyPlan.calibrate`) and the rules of `fpfl.suggest`; what it
 does to counts is in `fpfl.planning.errors`.

@@ -4,7 +4,7 @@ Each function makes its mistake through pytest's monkeypatch, in the place where
 really make it, and leaves everything else as it is. The claimed ε stays what it was. An attack has
 to refute it (`CASES`), or a check has to fail (`CHECKED`).
 
-``python tests/twins.py FILE`` audits all of them and writes what was found to a file, as
+``python tests/audit/twins.py FILE`` audits all of them and writes what was found to a file, as
 ``fpfl audit --out FILE`` does for the pipeline itself.
 """
 
@@ -534,7 +534,7 @@ def main() -> None:
             twin(patch)
             checks[title] = run_check(check, LEVEL)
     out = Path(sys.argv[1])
-    about = about_this_run(f"python tests/twins.py {out}", time.perf_counter() - began)
+    about = about_this_run(f"python tests/audit/twins.py {out}", time.perf_counter() - began)
     as_content(results, about, out, checks)
     print(as_text(results), checks_as_text(checks), sep="\n\n")
 

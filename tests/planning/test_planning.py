@@ -25,7 +25,7 @@ from fpfl.planning import Question, plan_training
 from fpfl.planning.errors import Counted, effective_rounds, gap_error, heldout_users, moments
 from fpfl.training.defaults import suggest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ADULT = {"sex": {"Female": (0.33, 0.11), "Male": (0.67, 0.305)}}
 K = 16280
 

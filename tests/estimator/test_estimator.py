@@ -538,7 +538,7 @@ def test_the_page_prints_what_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What a search costs follows from its settings, so the page can be held to it."""
-    page = Path(__file__).parents[1] / "docs" / "howto" / "estimator.md"
+    page = Path(__file__).parents[2] / "docs" / "howto" / "estimator.md"
     text = page.read_text(encoding="utf-8")
     found = re.search(
         r"```python\n((?:(?!```).)*tuning_cost.*?)```.*?```text\n(.*?)```", text, re.S

@@ -72,7 +72,7 @@ Models = dict[str, list[float]]
 def written(kinds: tuple[str, ...], folder: Path) -> Path:
     script = folder / "training.py"
     script.write_text(
-        SCRIPT.format(kinds=kinds, folder=str(folder), tests=str(Path(__file__).parent))
+        SCRIPT.format(kinds=kinds, folder=str(folder), tests=str(Path(__file__).parents[1]))
     )
     return script
 

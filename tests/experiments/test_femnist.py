@@ -45,7 +45,7 @@ from fpfl.experiments.markdown import with_epsilon
 from fpfl.experiments.tables import Options, load_table, parsed_noise
 from fpfl.training.models import cnn
 
-STAND_IN = Path(__file__).parents[2] / "shared" / "data" / "nist-digits"
+STAND_IN = Path(__file__).parents[3] / "shared" / "data" / "nist-digits"
 BLACK, BLUE, CHALK = range(3)
 
 

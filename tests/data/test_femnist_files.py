@@ -42,7 +42,7 @@ h5py = pytest.importorskip("h5py", reason="h5py is not installed: pip install 'f
 pytest.importorskip("ijson", reason="ijson is not installed: pip install 'fpfl[femnist]'")
 
 PARTS: tuple[Part, ...] = ("train", "test")
-SHARED = Path(__file__).parents[2] / "shared"
+SHARED = Path(__file__).parents[3] / "shared"
 STANDIN = SHARED / "data" / "nist-digits"
 TOOL = SHARED / "tools" / "make_digits_population.py"
 

@@ -10,7 +10,7 @@ import pytest
 import fpfl.data
 from fpfl.data import load_adult
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 NPZ = Path(fpfl.data.__file__).with_name("adult.npz")
 RAW = ROOT.parent / "shared" / "data" / "adult"
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import fpfl
 from fpfl.users import CohortEngine, FlatModel
 
-HOWTO = Path(__file__).parents[1] / "docs" / "howto"
+HOWTO = Path(__file__).parents[2] / "docs" / "howto"
 WORDS, LENGTH = 13, 6
 
 pytestmark = [

@@ -320,8 +320,8 @@ def test_settings_that_do_not_go_together(tmp_path: Path, changes, message: str)
     assert "\n" not in str(caught.value)
 
 
-DOCS = (Path(__file__).parents[1] / "docs" / "config.md").read_text(encoding="utf-8")
-OWN_DATA = (Path(__file__).parents[1] / "docs/howto/own-data.md").read_text(encoding="utf-8")
+DOCS = (Path(__file__).parents[2] / "docs" / "config.md").read_text(encoding="utf-8")
+OWN_DATA = (Path(__file__).parents[2] / "docs/howto/own-data.md").read_text(encoding="utf-8")
 WHOLE = [t for t in re.findall(r"```toml\n(.*?)```", DOCS, re.S) if "[training]" in t]
 
 
