@@ -83,12 +83,13 @@ def price(against: Path, turns: int, device: str) -> dict[str, Any]:
         times: dict[str, list[float]] = {"here": [], "against": []}
         for _ in range(turns):
             for name, tree in (("here", HERE), ("against", against.resolve())):
-                paths = os.pathsep.join([str(tree / "src"), str(HERE)])
+                # Each with its own benchmarks, whose names are those of its package.
+                paths = os.pathsep.join([str(tree / "src"), str(tree)])
                 done = subprocess.run(
                     [sys.executable, "-W", "ignore", "-m", "benchmarks.company",
                      "--case", case, "--device", device],
                     env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-                    cwd=HERE, capture_output=True, text=True, check=False,
+                    cwd=tree, capture_output=True, text=True, check=False,
                 )  # fmt: skip
                 if done.returncode:
                     raise RuntimeError(f"{case} of {name} failed: {done.stderr[-800:]}")

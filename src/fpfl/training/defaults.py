@@ -19,6 +19,14 @@ Choosing them looked at data, which no ε covers; using them elsewhere does not.
 0.2 for Adult's users, who have two samples; it is for users with many.) They suppose
 features of about unit variance and a model of a few thousand parameters; for others they are a
 place to start from.
+
+Where doors differ today, with a constraint and privacy:
+
+    door                                 C              m                     T        counts' share
+    fpfl.train, a config                 as given       as given              as given 0.15
+    suggest, suggested = true            1.5 n̄          as given              1,000    0.25
+    estimators, fpfl train --data        1.5 n̄, >= 3    K/10, 100 to 5,000    1,000    0.25
+    fpfl plan                            1.5 n̄          least that will do    1,000    0.25
 """
 
 from __future__ import annotations
