@@ -2,8 +2,8 @@
 
 ``python scripts/move_modules.py PATH...`` rewrites imports, dotted names in strings and paths, by
 the table that also serves old imports at run time (`fpfl.compat.MOVED`). ``--check`` only says what
-would change. Names of several old modules are in one today, so ``from fpfl.old import name`` needs no
-more than the new path.
+would change. Names of several old modules are in one today, so ``from fpfl.old import name`` needs
+no more than the new path.
 """
 
 from __future__ import annotations
