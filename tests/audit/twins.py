@@ -27,7 +27,6 @@ from torch import Tensor
 
 import fpfl.aggregation.sums
 import fpfl.numerics.summing
-import fpfl.privacy.plan
 import fpfl.training.session
 from fpfl import Clipping, FederatedAveraging, OneGradient, Privacy
 from fpfl.aggregation.clipping import ClipRule
@@ -49,6 +48,7 @@ from fpfl.audit.table import CONFIDENCE, as_content, as_text, checks_as_text, le
 from fpfl.experiments.runner import about_this_run
 from fpfl.fairness.totals import Totals
 from fpfl.numerics.randomness import RoundStreams
+from fpfl.privacy.conventions import poisson
 from fpfl.privacy.sampling import FixedSizeSampling, Participation, PoissonSampling
 from fpfl.server.ranks import Ranks
 from fpfl.server.selection import Selection
@@ -87,12 +87,12 @@ def without_a_second_look(patch: pytest.MonkeyPatch) -> None:
 def sensitivity_of_zero_out(patch: pytest.MonkeyPatch) -> None:
     """Replace-one neighbours accounted for as if one user changed a total by C, not 2C."""
     for name in ("calibrate_poisson", "epsilon_poisson"):
-        right = getattr(fpfl.privacy.plan, name)
+        right = getattr(poisson, name)
 
         def wrong(noise: float, q: float, rounds: int, delta: float, *_: Any, right=right) -> Any:
             return right(noise, q, rounds, delta, "zero-out")
 
-        patch.setattr(fpfl.privacy.plan, name, wrong)
+        patch.setattr(poisson, name, wrong)
 
 
 def bound_times(name: str, factor: float) -> Twin:
