@@ -1,20 +1,20 @@
 # %% [markdown]
 # # What privacy does to fairness, and what FPFL does about it
 #
-# Clipping and noise hide every user, and hide those most of whom there are few. A model that was
-# trained with them misses more people of a small group, although nobody meant it to. This page
-# trains on the census data set Adult, dealt to 16,280 users, in four ways:
+# Clipping and noise hide every user, and cost small groups the most. A model that was trained
+# with them makes more errors on the people of a small group, although nobody intended that. This
+# page trains on the census data set Adult, partitioned among 16,280 users, in four ways:
 #
 # | | noise | constraint | a user sends |
 # | --- | --- | --- | --- |
 # | FL | no | no | one gradient |
 # | PFL | yes | no | one gradient |
 # | FPFL, the paper's method | yes | yes | a gradient, one more for each group, counts |
-# | FPFL-1G | yes | yes | one gradient of a weighted loss, and counts |
+# | [FPFL-1G](../robust.md), ours | yes | yes | one gradient of a weighted loss, and counts |
 #
 # The label is an income above 50,000 dollars; the false negative rate (FNR) of a group is the
 # share of its high earners whom the model misses; the constraint asks that no group's rate be
-# further than α = 0.02 from everybody's.
+# further than α = 0.02 from the overall rate.
 
 # %%
 import os
@@ -41,7 +41,7 @@ print(f"{people.population:,} users; a cohort has {COHORT} of them on average")
 
 # %% [markdown]
 # `fpfl.suggest` computes clip bounds, learning rate and noise from public numbers. FL and PFL use
-# the same ones, so that only the noise, or the constraint, differs. The paper's method has its
+# the same, so that only the noise, or the constraint, differs. The paper's method has its
 # own: one bound C = 2 for all that a user sends, a quarter of the rounds, a learning rate of 0.1.
 # All noise is seeded here, to show the same figures again: outside a simulation leave
 # `noise_seed` out.
@@ -96,8 +96,7 @@ for name in ("PFL", "FPFL", "FPFL-1G"):
 # ## At ε = 2
 #
 # The figures are measured on the test set without noise, which a simulation can do and a
-# federation cannot. Each has the interval that 95% of drawings of the test users would leave it
-# in.
+# federation cannot. Each has a 95% interval, by a bootstrap over the test users.
 
 # %%
 for name in ("FL", "PFL", "FPFL", "FPFL-1G"):
@@ -127,7 +126,7 @@ figure.savefig(
 )
 
 # %% [markdown]
-# Privacy alone does not mend what the data is like: women with a high income are missed more
+# Privacy alone does not repair what is in the data: women with a high income are missed more
 # often than men, with noise a little more often than without. At a cohort of 200 the paper's own
 # method is more noise than signal: each user sends three gradients under one bound, and the
 # counts that steer the multipliers are clipped together with them. FPFL-1G sends one gradient and
@@ -169,5 +168,5 @@ figure.savefig(
 #   apart, and far apart in whom they miss.
 # - A point below α is not yet a model within α. The test set has 590 women with a high income,
 #   and the interval of their rate is wider than the tolerance: the verdict says "cannot tell".
-# - A gap closes from two sides. Read both rates: a model that misses everybody alike is fair,
-#   too.
+# - A gap closes from two sides. Read both rates: a model that misses everybody has no gap,
+#   either.

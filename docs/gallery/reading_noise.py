@@ -28,8 +28,9 @@ parity = fpfl.fnr_parity("sex", tolerance=0.02)
 WOMEN = "sex=Female"
 
 # %% [markdown]
-# A callback is called after each round with what was released. Beside it stands the truth about
-# the model that the round *measured*: v_t is computed at w_{t−1}, the model that was broadcast.
+# A callback is called after each round with what was released. This one also computes the true
+# rate of the model that the round *measured*: v_t is computed at w_{t−1}, the model that was
+# broadcast.
 
 
 # %%
@@ -124,7 +125,7 @@ figure.savefig(PICTURES / "reading_noise_rates.png", dpi=150, metadata={"Descrip
 
 # %% [markdown]
 # A single round's rate says little, and can exceed 1: it is a quotient of two noisy numbers, and
-# nothing is cut off, since that would bias averages. FPFL-1G steers by moving averages of the
+# nothing is cut off, since that would bias averages. FPFL-1G goes by moving averages of the
 # *counts*, from which the blue line is: steadier, and some twenty rounds late. Late steering
 # swings, as the true rate does here. The model that is kept is the mean of the second half of all
 # models, in which the swings cancel.

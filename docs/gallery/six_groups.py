@@ -2,9 +2,10 @@
 # # Six groups: sex and race together
 #
 # Equal rates for women and men, and equal rates for races, can hide a group that is treated
-# badly: those who are both. `fnr_parity(("sex", "race"))` compares intersections. The price is
-# that groups get small, and small groups can show little. This page trains with six groups, draws
-# every group's rate with its interval, and asks what it would take to know more.
+# badly: an intersection, such as the women of one race. `fnr_parity(("sex", "race"))` compares
+# intersections. The price is that groups get small, and small groups can show little. This page
+# trains with six groups, draws every group's rate with its interval, and asks what it would take
+# to know more.
 
 # %%
 import os
@@ -71,7 +72,7 @@ for name, arguments in runs.items():
 #
 # n′ is the number of high earners of a group in the test set. A bar is the interval in which the
 # group's rate lies for 95% of test sets, all bars of a picture at once; the grey band is
-# everybody's rate ± α.
+# the overall rate ± α.
 
 # %%
 figure, axes = plt.subplots(1, 3, figsize=(10.4, 3.9), sharey=True, layout="constrained")
@@ -94,14 +95,14 @@ words = "False negative rates of six groups with intervals, for three ways of tr
 figure.savefig(PICTURES / "six_groups_rates.png", dpi=150, metadata={"Description": words})
 
 # %% [markdown]
-# FPFL-1G brings rates together, and look which way: most groups are missed *more* often than
-# without the constraint, everybody's rate having come to meet the worst. With
+# FPFL-1G brings the rates together, but note which way: most groups are missed *more* often than
+# without the constraint: the overall rate has come to meet the worst. With
 # `OneGradient(low=1.0)` no sample is ever weighed down, so that a gap can close from the weak
 # side only ([why, and what it costs](../robust.md#without-weighing-down)).
 #
-# And of the small groups hardly anything is known, before and after: their bars are several times
-# as wide as the band, and no training makes a bar narrower. The gap is a maximum over groups, so
-# its interval is that of the least known group.
+# And the rates of the small groups are hardly known, before and after: their bars are several
+# times as wide as the band, and no training makes a bar narrower. The gap is a maximum over
+# groups, so its interval is that of the group whose rate is least certain.
 
 # %%
 gap = judged["FPFL-1G"].gaps["constraint"]
@@ -159,7 +160,7 @@ print(private)
 # ## What to take away
 #
 # - Name intersections in the constraint if you care about them; the gap of two attributes one by
-#   one does not speak of them.
+#   one says nothing about them.
 # - Read the interval before the number. "Cannot tell" is an answer: it says that the data at hand
 #   can neither show a model fair nor unfair at this α.
 # - Merge groups, ask for a wider α, or find more people. Training longer does not help a

@@ -80,7 +80,7 @@ def demo(
         "out/demo"
     ),
 ) -> None:
-    """Show that private federated learning is unfair, and that FPFL repairs it (on Adult)."""
+    """Show that private federated learning is unfair and that FPFL closes the gap (on Adult)."""
     from rich.console import Console
     from rich.table import Table
 
@@ -138,15 +138,17 @@ def demo(
 @app.command()
 def privacy(
     population: Annotated[int, typer.Option(help="Number of users K.")],
-    cohort: Annotated[int, typer.Option(help="Users in a round m.")],
+    cohort: Annotated[int, typer.Option(help="Expected cohort m: users in a round.")],
     rounds: Annotated[int, typer.Option(help="Rounds T.")],
     epsilon: Annotated[float | None, typer.Option(help="ε to calibrate the noise to.")] = None,
     noise_multiplier: Annotated[float | None, typer.Option(help="σ, instead of ε.")] = None,
     delta: Annotated[float | None, typer.Option(help="δ; 1/(10 K) by default.")] = None,
-    max_participations: Annotated[int | None, typer.Option(help="Cap per user.")] = None,
+    max_participations: Annotated[
+        int | None, typer.Option(help="How many rounds a user takes part in at most.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Noise for an ε, or ε for a noise, under all three conventions."""
+    """Compute the noise for an ε, or the ε of a noise, under all three conventions."""
     from fpfl.privacy import compare_conventions
 
     answers = compare_conventions(
@@ -189,12 +191,12 @@ def reproduce(
         ),
     ] = None,
     order: Annotated[
-        str, typer.Option(help="For femnist: who has which pen, lexicographic or seeded.")
+        str, typer.Option(help="For femnist: how users get their groups, lexicographic or seeded.")
     ] = "lexicographic",
-    scale: Annotated[float | None, typer.Option(help="Of the rounds, 0 to 1.")] = None,
+    scale: Annotated[float | None, typer.Option(help="Share of the rounds to run, 0 to 1.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     precision: Annotated[str, typer.Option(help="float32, tf32 or bf16.")] = "float32",
-    resume: Annotated[bool, typer.Option(help="Go on with the table in --out.")] = False,
+    resume: Annotated[bool, typer.Option(help="Resume the table in --out.")] = False,
 ) -> None:
     """Run a table of the paper and show it beside the paper's figures.
 

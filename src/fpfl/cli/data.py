@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fpfl.data.femnist.unfair import Order
 
 app = typer.Typer(
-    help="Look at data, and convert it.", callback=help_alone, invoke_without_command=True
+    help="Inspect and convert data.", callback=help_alone, invoke_without_command=True
 )
 
 PICTURE = "out/femnist.png"
@@ -86,11 +86,13 @@ def femnist(
         Path | None, typer.Option(help=f"Draw samples of each group; alone: to {PICTURE}.")
     ] = None,
     order: Annotated[
-        str, typer.Option(help="How users come to their groups: lexicographic or seeded.")
+        str, typer.Option(help="How users get their groups: lexicographic or seeded.")
     ] = "lexicographic",
-    seed: Annotated[int, typer.Option(help="Of the seeded order and of the chalk.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of that order, and of the third group's images (chalk).")
+    ] = 0,
 ) -> None:
-    """Say what handwritten digits there are, by writer and by the paper's three groups."""
+    """Show which handwritten digits there are, by writer and by the paper's three groups."""
     from typing import get_args
 
     from fpfl.data.femnist.compact import CompactSource, write_compact

@@ -91,7 +91,7 @@ def certify(
 
 @app.command()
 def accept(folder: Path, credential: Path) -> None:
-    """On a node: put the key in its FOLDER and the CREDENTIAL that came back together."""
+    """On a node: join the key in its FOLDER and the CREDENTIAL that the authority sent back."""
     from fpfl.federation.project import IDENTITY
     from fpfl.federation.project import accept as accepted
 

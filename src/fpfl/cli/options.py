@@ -60,13 +60,13 @@ Ledger = Annotated[
 ConstraintName = Annotated[
     str | None,
     typer.Option(
-        help="What to make equal; equalized_odds for two classes, accuracy_parity for more, "
-        "equal_error for a number by default.",
+        help="Rates to make equal; by default equalized_odds for two classes, accuracy_parity for "
+        "more, equal_error for a regression.",
         rich_help_panel=_PANEL,
     ),
 ]
 Tolerance = Annotated[
-    float | None, typer.Option(help="α; 0.02 by default.", rich_help_panel=_PANEL)
+    float | None, typer.Option(help="α, the tolerance; 0.02 by default.", rich_help_panel=_PANEL)
 ]
 Cohort = Annotated[
     int | None,
@@ -77,7 +77,9 @@ Cohort = Annotated[
 ]
 Rounds = Annotated[
     int | None,
-    typer.Option(help="T; 1000 by default, 300 with neither groups nor ε.", rich_help_panel=_PANEL),
+    typer.Option(
+        help="Rounds T; 1000 by default, 300 with neither groups nor ε.", rich_help_panel=_PANEL
+    ),
 ]
 TestSet = Annotated[
     str | None,
@@ -90,5 +92,8 @@ Hidden = Annotated[
     str | None, typer.Option(help="Sizes of hidden layers; 10 by default.", rich_help_panel=_PANEL)
 ]
 Seed = Annotated[
-    int | None, typer.Option(help="Of cohorts, weights, held-out users.", rich_help_panel=_PANEL)
+    int | None,
+    typer.Option(
+        help="Seed of cohorts, initial weights and held-out users.", rich_help_panel=_PANEL
+    ),
 ]

@@ -42,7 +42,7 @@ def plan(
     epsilon: Annotated[float, typer.Option(help="ε that the training may cost.")],
     parameters: Annotated[
         int | None,
-        typer.Option(help="Of the model, p; with --schema those of the network of fpfl train."),
+        typer.Option(help="Number of model parameters p; with --schema, of fpfl train's network."),
     ] = None,
     population: Annotated[int | None, typer.Option(help="Number of users K.")] = None,
     groups: Annotated[
@@ -53,16 +53,19 @@ def plan(
         str | None, typer.Option(help="Instead of shares: 5400,10900 for one attribute.")
     ] = None,
     samples_per_user: Annotated[
-        float | None, typer.Option(help="On average; 1 by default, exactly one.")
+        float | None, typer.Option(help="Samples of a user, on average; exactly 1 by default.")
     ] = None,
     base_rate: Annotated[float | None, typer.Option(help="Share of positive samples.")] = None,
     rate: Annotated[
-        float | None, typer.Option(help="About what the rate will be; the worst by default.")
+        float | None,
+        typer.Option(help="Expected value of the constrained rate; by default the worst."),
     ] = None,
-    constraint: Annotated[str, typer.Option(help="As in a config.")] = "fnr_parity",
-    tolerance: Annotated[float, typer.Option(help="α.")] = 0.02,
+    constraint: Annotated[
+        str, typer.Option(help="The constraint, by its name in a config.")
+    ] = "fnr_parity",
+    tolerance: Annotated[float, typer.Option(help="α, the tolerance.")] = 0.02,
     delta: Annotated[float | None, typer.Option(help="δ; 1/(10 K) by default.")] = None,
-    cohort: Annotated[int | None, typer.Option(help="A cohort to look at as well.")] = None,
+    cohort: Annotated[int | None, typer.Option(help="A cohort to add to the table.")] = None,
     rounds: Annotated[int, typer.Option(help="Rounds T.")] = 1000,
     schema: Annotated[
         Path | None, typer.Option(help="A table's schema file: K, samples per user, groups, p.")
@@ -73,7 +76,7 @@ def plan(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what noise to expect, whether α can be told from it, and what settings to take.
+    """Predict the noise, say whether a gap of α can be resolved, and recommend settings.
 
     From public numbers alone: nothing is read and nothing is trained. Shares, rates and sizes are
     guesses that have to be public.

@@ -23,7 +23,7 @@ def evaluate(
     ] = None,
     delta: Annotated[float | None, typer.Option(help="δ; 1/(10 K) by default.")] = None,
     bound: Annotated[
-        float | None, typer.Option(help="How many samples one user may weigh.")
+        float | None, typer.Option(help="Most samples that one user may count for.")
     ] = None,
     ledger: Annotated[
         Path | None, typer.Option(help="The held-out users' own population ledger.")
@@ -90,7 +90,7 @@ def audit(
     canaries: Annotated[int, typer.Option(help="Canary users in a run.")] = 200,
     runs: Annotated[int, typer.Option(help="Independent runs for each audit.")] = 300,
     rounds: Annotated[int, typer.Option(help="Rounds of each run.")] = 10,
-    confidence: Annotated[float, typer.Option(help="Of all of it together.")] = 0.999,
+    confidence: Annotated[float, typer.Option(help="Confidence of the whole audit.")] = 0.999,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     out: Annotated[Path | None, typer.Option(help="Also write JSON to a file.")] = None,
 ) -> None:
@@ -128,7 +128,7 @@ def withdraw(
     where: Path,
     users: list[int],
 ) -> None:
-    """Leave users out from the next round on; a run that is running takes note.
+    """Leave users out from the next round on, also in a run that is in progress.
 
     WHERE is a run's folder or a population's ledger, USERS are the users' indices.
     """
@@ -153,7 +153,9 @@ def withdraw(
 
 
 budget = typer.Typer(
-    help="A budget that belongs to a population.", callback=help_alone, invoke_without_command=True
+    help="A privacy budget for all runs on one population.",
+    callback=help_alone,
+    invoke_without_command=True,
 )
 
 
@@ -163,12 +165,14 @@ def create(
     population: Annotated[int, typer.Option(help="Number of users K.")],
     epsilon: Annotated[float, typer.Option(help="ε that all runs together may cost.")],
     delta: Annotated[float | None, typer.Option(help="δ; 1/(10 K) by default.")] = None,
-    neighbours: Annotated[str, typer.Option(help="What one user may change.")] = "zero-out",
+    neighbours: Annotated[
+        str, typer.Option(help="Adjacency: what one user may change.")
+    ] = "zero-out",
     name: Annotated[str, typer.Option(help="What the population is called.")] = "",
     cohort: Annotated[int | None, typer.Option(help="Users in a round of a usual run.")] = None,
     noise_multiplier: Annotated[float | None, typer.Option(help="σ of a usual run.")] = None,
 ) -> None:
-    """Begin the ledger of a population.
+    """Create the ledger of a population.
 
     FILE is the new ledger, e.g. people.jsonl.
 

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 SIMULATION_ONLY = "simulation only: measured without noise, not covered by ε"
 
-_Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Explain how noisy each total is.")]
+_Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Explain how noisy each released sum is.")
+]
 _TensorBoard = Annotated[
     Path | None, typer.Option(help="A folder to log what is released to, for TensorBoard.")
 ]
@@ -87,7 +89,7 @@ def train(
     hidden: options.Hidden = None,
     seed: options.Seed = None,
 ) -> None:
-    """Train what a config says, or on a table; the run is kept in a folder and can be resumed.
+    """Train by a config, or on a table; the run is kept in a folder and can be resumed.
 
     CONFIG is the training as TOML; without one give --data, a table.
 
@@ -187,7 +189,7 @@ def resume(
     mlflow: _MLflow = None,
     watch: _Also = None,
 ) -> None:
-    """Go on with a run: after a crash, or with more rounds where its budget allows.
+    """Resume a run: after a crash, or for more rounds where its budget allows.
 
     RUN is the run's folder.
     """
