@@ -1,0 +1,1 @@
+"""Sweeps: many trainings that differ in seeds and settings, computed side by side."""
