@@ -32,7 +32,7 @@ from fpfl.runs.folder import OpenRun, RunFolder, as_run_folder
 from fpfl.runs.journal import PopulationJournal
 from fpfl.runs.resume import Kept, begun_with, noise_kept, opened, statement
 from fpfl.server.events import Training, Watching, parts_of
-from fpfl.server.loop import Callback, Federation, OptimizerFactory, begin, serve
+from fpfl.server.loop import Callback, Federation, OptimizerFactory, Server, begin, serve
 from fpfl.server.ranks import Ranks
 from fpfl.server.selection import Rule
 from fpfl.server.simulation import Simulation
@@ -129,14 +129,9 @@ def conduct(
             stack.callback(kept.journal.close)
         if ranks.first:
             watching.begin(_training(spec, noisy, settings, kept))
-        outcome = serve(
-            federation(kept),
-            w,
-            server,
-            (watching,),
-            kept.past.state if kept else None,
-            kept.journal if kept else None,
-        )
+        running = Server(w, server, kept.past.state if kept else None)
+        stopped = serve(federation(kept), running, (watching,), kept.journal if kept else None)
+        outcome = running.outcome(stopped)
         notes += noise_notes(outcome.history, noisy, spec.layout, server.selection)
         notes += kept.past.notes if kept else ()
         for note in (*notes, *([outcome.stopped] if outcome.stopped else [])):
