@@ -215,6 +215,8 @@ class Prepared:
         The population, beside the model.
     third_party, sampling
         Who clips, adds up and adds noise; how cohorts are drawn.
+    seed
+        Of cohorts.
     precision
         See `Precision`.
     more
@@ -225,6 +227,7 @@ class Prepared:
     data: FederatedDataset
     third_party: ThirdParty
     sampling: PoissonSampling | FixedSizeSampling
+    seed: int | None
     precision: Precision
     more: dict[str, Any]
 
@@ -286,7 +289,7 @@ def prepare(
         "seeded_noise": noise_seed is not None,
         **declared,
     }
-    return Prepared(spec, data, third_party, chosen, precision, more)
+    return Prepared(spec, data, third_party, chosen, seed, precision, more)
 
 
 def train(
