@@ -856,7 +856,7 @@ def test_any_totals_go_through_the_server(
             broadcast(method, state, 3.0, 0.02)
         else:
             assert bool((state.multipliers >= 0).all()), "a multiplier is negative or no number"
-        row = described(t, measured(totals, state, layout, 0.02), layout)
+        row = described(t, shown_of(totals, state, layout), layout)
         json.dumps(row, allow_nan=False)
         for shown in (accuracy_words, gap_words, averaged_words):
             shown(row)
@@ -1099,10 +1099,15 @@ def test_a_state_without_end(scratch: Path) -> None:
             checkpoints.load_checkpoint(path, {"Selection": Selection})
 
 
+def shown_of(totals, state, layout):
+    """What a round measured, as plain numbers."""
+    return {k: v.tolist() for k, v in measured(totals, state, layout, 0.02).items()}
+
+
 def test_released_infinities_are_nothing_in_the_history() -> None:
     layout = LAYOUTS[2]
     totals = layout.totals(torch.full((layout.size,), math.inf), 3.0)
-    row = described(1, measured(totals, MethodState.zeros(1, 2), layout, 0.02), layout)
+    row = described(1, shown_of(totals, MethodState.zeros(1, 2), layout), layout)
     json.dumps(row, allow_nan=False)
 
 

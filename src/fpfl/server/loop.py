@@ -9,9 +9,9 @@ It does not know who computed the totals. A simulation and a real federation are
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -147,7 +147,8 @@ class Server:
             self.diverged = divergence(t)
             self._parameter.data.copy_(before)
             return None
-        self.history.append(row(t, found, self.settings.layout))
+        numbers = {name: value.tolist() for name, value in found.items()}
+        self.history.append(row(t, numbers, self.settings.layout))
         self._selection = self._selection.observe(t, before, counts, after)
         return RoundEvent(self.history[-1], after, self.rounds, v)
 
@@ -307,30 +308,22 @@ def measured(
     return found
 
 
-def row(t: int, found: dict[str, Tensor], layout: Layout) -> Row:
-    """A round's row of the history, as plain numbers."""
+def row(t: int, found: Mapping[str, Any], layout: Layout) -> Row:
+    """A round's row of the history, of what it measured as plain numbers and lists of them."""
     described: Row = {"round": t}
     for name, value in found.items():
         if name == "fair":
-            described[name] = bool(value)
+            described[name] = value
         elif name == "overall":
-            described[name] = dict(zip(layout.rates, _plain(value), strict=True))
-        elif value.ndim:
-            described[name] = _table(layout, value)
+            described[name] = dict(zip(layout.rates, map(_known, value), strict=True))
+        elif isinstance(value, list):
+            described[name] = {
+                rate: dict(zip(layout.groups, map(_known, line), strict=True))
+                for rate, line in zip(layout.rates, value, strict=True)
+            }
         else:
-            described[name] = _known(float(value))
+            described[name] = _known(value)
     return described
-
-
-def _table(layout: Layout, values: Tensor) -> dict[str, dict[str, float | None]]:
-    return {
-        rate: dict(zip(layout.groups, line, strict=True))
-        for rate, line in zip(layout.rates, map(_plain, values), strict=True)
-    }
-
-
-def _plain(values: Tensor) -> list[float | None]:
-    return [_known(value) for value in values.tolist()]
 
 
 def _known(value: float) -> float | None:

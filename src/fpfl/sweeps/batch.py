@@ -27,6 +27,7 @@ from fpfl.training.run import Run
 from fpfl.training.session import Prepared, finished, prepare, train
 from fpfl.training.spec import noise_notes
 from fpfl.users.engine import CohortEngine
+from fpfl.users.task import has_dropout
 
 ALONE_TOO = (
     "one of {runs} trainings that were computed side by side: a simulation. A model that is to be "
@@ -270,7 +271,10 @@ def _sampled(made: Prepared, first: int) -> Sampled:
     # With a cap each run counts for itself.
     same = None if seed is None or participation.cap is not None else (seed, sampling)
     streams = RoundStreams(common, "cohorts"), RoundStreams(common, "samples")
-    return Sampled(sampling, *streams, same, first, participation)
+    spec = made.spec
+    limited = spec.samples_per_user is not None or spec.local is not None
+    random = limited or has_dropout(spec.flat.module)
+    return Sampled(sampling, *streams, same, first, participation, random)
 
 
 def _rates(group: _Group) -> Tensor | None:

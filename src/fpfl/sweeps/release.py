@@ -44,6 +44,8 @@ class Sampled:
         Where the run's population begins among the users of all.
     participation
         Who has taken part.
+    random
+        Whether anything is random on devices: which samples are used, dropout.
     """
 
     sampling: PoissonSampling | FixedSizeSampling
@@ -52,11 +54,14 @@ class Sampled:
     drawn_by: Any
     first: int
     participation: Participation
+    random: bool
 
     def draw(self, round: int) -> tuple[Ints, int]:
         """A round's cohort, and what is random on its devices."""
         users = self.participation.admit(self.sampling.draw(self.cohorts.of(round)))
-        return users + self.first, int(self.samples.of(round).integers(2**63))
+        # Nobody asks for a key that decides nothing: making one takes as long as a cohort.
+        key = int(self.samples.of(round).integers(2**63)) if self.random else 0
+        return users + self.first, key
 
 
 class SideBySide:

@@ -158,7 +158,7 @@ class Servers:
         """What each run ends with."""
         ended = self._ended.tolist()
         found = {
-            name: torch.stack([each[name] for each in self._found], dim=1).cpu()
+            name: torch.stack([each[name] for each in self._found], dim=1).tolist()
             for name in (self._found[0] if self._found else ())
         }
         return [
@@ -166,7 +166,7 @@ class Servers:
             for run, end in enumerate(ended)
         ]
 
-    def _outcome(self, run: int, ended: int, found: dict[str, Tensor]) -> Outcome:
+    def _outcome(self, run: int, ended: int, found: dict[str, list[Any]]) -> Outcome:
         settings, done = self.settings[run], min(ended - 1, self.rounds)
         history = [
             row(t + 1, {name: values[t] for name, values in found.items()}, settings.layout)

@@ -220,7 +220,7 @@ class Reader:
                 costs = small * per_row + small * (small - 1) / 2 * self.costs.pair_bytes
             else:
                 costs = small * per_row + self._cell_counts(part.users, small) * per_cell
-            for cut in self._cuts(costs, part.runs):
+            for cut in self._cuts(costs):
                 some = part.some(cut)
                 source = self._source(some, cut=not factored)
                 yield self._chunk(some, *source, runs, factored=factored)
@@ -235,17 +235,10 @@ class Reader:
                 source = self._cut(samples[cut], owner, users=1)
                 yield self._chunk(one, *source, runs, unfinished=cut is not cuts[-1])
 
-    def _cuts(self, costs: NDArray[np.float64], runs: Ints | None) -> Iterator[slice]:
+    def _cuts(self, costs: NDArray[np.float64]) -> Iterator[slice]:
         if self.alone:
             return (slice(k, k + 1) for k in range(len(costs)))
-        import os
-
-        memory = (
-            self.memory
-            if runs is None or self.like.is_cuda
-            else float(os.environ.get("CACHED", "2e7"))
-        )
-        return chunks(costs, memory)
+        return chunks(costs, self.memory)
 
     @property
     def _most(self) -> int:

@@ -84,26 +84,30 @@ def product_in_tiles(rows: Tensor, weights: Tensor, tiles: Sequence[int]) -> Ten
     The rows are cut into as many tiles as there are in ``tiles``, which says whose weight each
     has; a tile's numbers are those of `product` with that tile and that weight.
     """
-    out = weights.shape[2]
-    flat = filled(rows.reshape(-1, rows.shape[-1]))
+    width, out = weights.shape[1:]
+    flat = rows.reshape(-1, width)
     weights = filled(filled(weights).mT).mT
     count = len(flat) // len(tiles)
     if flat.is_cuda:
         each = weights[torch.tensor(tiles, device=flat.device)]
-        apart = flat.reshape(len(tiles), count, -1)
+        apart = filled(flat).reshape(len(tiles), count, -1)
         found = [
             torch.bmm(filled_rows(a, TILES_AT_ONCE), filled_rows(b, TILES_AT_ONCE))[: len(a)]
             for a, b in zip(
                 torch.split(apart, TILES_AT_ONCE), torch.split(each, TILES_AT_ONCE), strict=True
             )
         ]
-        product = torch.cat(found).flatten(0, 1)
+        product = torch.cat(found).flatten(0, 1)[:, :out]
     else:
-        product = flat.new_empty(len(flat), weights.shape[2])
+        # In one piece of memory each, which stays in the processor's cache.
+        tile = flat.new_zeros(count, weights.shape[1])
+        result = flat.new_empty(count, weights.shape[2])
+        product = flat.new_empty(len(flat), out)
         parts = zip(torch.split(flat, count), torch.split(product, count), tiles, strict=True)
         for part, place, run in parts:
-            torch.mm(part, weights[run], out=place)
-    return product[:, :out].reshape(*rows.shape[:-1], out)
+            tile[:, :width] = part
+            place.copy_(torch.mm(tile, weights[run], out=result)[:, :out])
+    return product.reshape(*rows.shape[:-1], out)
 
 
 def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
