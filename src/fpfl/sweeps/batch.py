@@ -159,7 +159,7 @@ def _shape(made: Prepared) -> tuple[Any, ...]:
         replace(spec.schema, population=None),
         None if constraint is None else repr(replace(constraint, tolerance=0.5)),
         shape(spec.server(made.third_party)),
-        tuple((rule.name, tuple(rule.parts), rule.order) for rule in spec.rules),
+        tuple((rule.name, tuple(rule.parts), rule.order) for rule in made.third_party.rules),
         spec.plan is None,
         spec.optimizer is None,
         (spec.cohort, spec.samples_per_user, spec.local, made.precision),

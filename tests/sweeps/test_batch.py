@@ -1,0 +1,386 @@
+"""Trainings side by side against the same trainings alone."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from conftest import RACE, SEX, make_population, thorough
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import fpfl
+from fpfl.numerics.randomness import RoundStreams
+from fpfl.server.simulation import Simulation
+from fpfl.sweeps import batch
+from fpfl.sweeps.batch import Job, trained
+from fpfl.training.session import prepare
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::fpfl.FpflWarning"),
+    pytest.mark.filterwarnings("ignore::fpfl.privacy.plan.PrivacyWarning"),
+    pytest.mark.filterwarnings("ignore:There is a performance drop"),
+]
+
+MODELS = {
+    "linear": lambda: nn.Linear(5, 1),
+    "perceptron": lambda: nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 1)),
+    "without bias": lambda: nn.Sequential(nn.Linear(5, 7, bias=False), nn.Tanh(), nn.Linear(7, 1)),
+    "in place": lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(5, 4), nn.Linear(4, 1)),
+    "norm": lambda: nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.ReLU(), nn.Linear(7, 2)),
+    "convolution": lambda: nn.Sequential(
+        nn.Unflatten(1, (1, 5)), nn.Conv1d(1, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2)
+    ),
+    "dropout": lambda: nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 1)),
+    "by hand": lambda: ByHand(),
+}
+CONSTRAINTS = {
+    "none": None,
+    "fnr": fpfl.fnr_parity("sex", tolerance=0.05),
+    "odds": fpfl.equalized_odds("sex", "race"),
+    "parity": fpfl.demographic_parity("race"),
+}
+METHODS = {
+    "mmdm": fpfl.MMDM(damping=2.0, multiplier_lr=0.5),
+    "bmdm": fpfl.BMDM(multiplier_lr=0.5),
+    "tran": fpfl.Tran(multiplier_lr=0.5),
+    "one-gradient": fpfl.OneGradient(),
+    "surrogates": fpfl.OneGradient(surrogate="rate", ratchet=True, spread=None),
+}
+CLIPS = {
+    "joint": 0.7,
+    "counts": fpfl.Clipping(0.7, counts=2.0),
+    "clipped": fpfl.Clipping(0.7, counts=2.0, clipped_share=0.05),
+}
+
+
+class ByHand(nn.Module):
+    """Parameters that no layer has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(5, 1) / 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x @ self.weight) * 2
+
+
+def made(model: str, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return MODELS[model]()
+
+
+def people(seed: int = 0, users: int = 40, mean: float = 3.0) -> fpfl.FederatedDataset:
+    return make_population(users, mean=mean, attributes=(SEX, RACE), seed=seed)
+
+
+def alone(job: Job) -> fpfl.Run:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return fpfl.train(job.model, job.data, **job.settings)
+
+
+def together(jobs: list[Job], **how) -> list[fpfl.Run]:
+    found = dict(trained(jobs, **how))
+    return [found[number] for number in range(len(jobs))]
+
+
+def alike(one: fpfl.Run, other: fpfl.Run, tolerance: float = 2e-5) -> None:
+    """The same model, history, choice, ε and notes, to rounding."""
+    mine, theirs = one.model.state_dict(), other.model.state_dict()
+    for name, value in mine.items():
+        torch.testing.assert_close(value, theirs[name], rtol=tolerance, atol=tolerance)
+    assert one.selected == other.selected
+    assert one.stopped == other.stopped
+    assert len(one.history) == len(other.history)
+    for row, wanted in zip(one.history, other.history, strict=True):
+        assert flat(row).keys() == flat(wanted).keys()
+        for name, value in flat(row).items():
+            same = flat(wanted)[name]
+            if value is None or same is None:
+                assert value is same, name
+            else:
+                assert value == pytest.approx(same, rel=1e-3, abs=1e-4), name
+    assert one.settings == other.settings
+    if one.privacy is None or other.privacy is None:
+        assert one.privacy is other.privacy
+    else:
+        assert one.privacy.as_dict() == other.privacy.as_dict()
+    assert one.warnings[1:] == other.warnings
+
+
+def flat(row: dict, before: str = "") -> dict:
+    found = {}
+    for name, value in row.items():
+        if isinstance(value, dict):
+            found |= flat(value, f"{before}{name}.")
+        else:
+            found[before + name] = value
+    return found
+
+
+def never_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be grouped would be the same by being the same call."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise AssertionError("trained alone")
+
+    monkeypatch.setattr(batch, "train", refused)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@given(
+    constraint=st.sampled_from(list(CONSTRAINTS)),
+    method=st.sampled_from(list(METHODS)),
+    clip=st.sampled_from([None, *CLIPS]),
+    convention=st.sampled_from([None, "poisson", "replace-one", "paper"]),
+    rule=st.sampled_from(["best", "last", "average"]),
+    window=st.sampled_from([1, 3]),
+    limit=st.sampled_from([None, 2]),
+    cap=st.sampled_from([None, 2]),
+    adam=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=thorough(10, 60))
+def test_runs_of_a_group_are_those_alone(
+    model, constraint, method, clip, convention, rule, window, limit, cap, adam, seed
+) -> None:
+    """Over methods, constraints, models, clipping, conventions and selection, in float32."""
+    rng = np.random.default_rng(seed)
+    data = people(seed)
+    jobs = []
+    for run in range(3):
+        given_: dict = {
+            "cohort": 15,
+            "rounds": 6,
+            "seed": int(rng.integers(4)),
+            "selection": rule,
+            "selection_window": window if rule == "best" else 1,
+            "samples_per_user": limit,
+        }
+        rate = float(rng.uniform(0.05, 0.2))
+        if adam:
+            given_["optimizer"] = lambda w, rate=rate: torch.optim.Adam(w, lr=rate)
+        else:
+            given_["learning_rate"] = rate
+        if CONSTRAINTS[constraint] is not None:
+            wanted = CONSTRAINTS[constraint]
+            given_["constraint"] = replace(wanted, tolerance=float(rng.uniform(0.01, 0.2)))
+            own = METHODS[method]
+            given_["method"] = replace(own, multiplier_lr=float(rng.uniform(0.1, 1.0)))
+        if convention is not None:
+            bounds = CLIPS[clip or "joint"]
+            capped = cap if convention == "poisson" else None
+            given_["privacy"] = fpfl.Privacy(
+                noise_multiplier=float(rng.uniform(0.3, 1.0)),
+                clip=bounds,
+                convention=convention,
+                max_participations=capped,
+            )
+            given_["noise_seed"] = int(rng.integers(100))
+        elif clip is not None:
+            given_["clip"] = CLIPS[clip]
+        jobs.append(Job(made(model, run), data, given_))
+    with pytest.MonkeyPatch.context() as patch:
+        if not (model == "by hand" and convention is not None):
+            never_alone(patch)
+        found = together(jobs)
+    for job, run in zip(jobs, found, strict=True):
+        single = alone(job)
+        if model == "by hand" and convention is not None:
+            continue  # computed alone, and so by the very call
+        alike(run, single)
+
+
+@pytest.mark.parametrize("model", ["linear", "perceptron", "without bias", "in place", "norm"])
+@pytest.mark.parametrize("method", ["mmdm", "one-gradient"])
+@given(seed=st.integers(0, 1000), bound=st.floats(0.1, 3.0), mean=st.sampled_from([1.0, 4.0, 20.0]))
+@settings(max_examples=8)
+def test_sums_are_those_of_the_single_run_to_the_last_bit(model, method, seed, bound, mean) -> None:
+    """Given w: what a user sends depends on nobody's run but its own, and sums are exact."""
+    rng = np.random.default_rng(seed)
+    data = people(seed, users=60, mean=mean)
+    trainings = [
+        prepare(
+            made(model, run),
+            data,
+            cohort=20,
+            rounds=3,
+            constraint=fpfl.fnr_parity("sex"),
+            method=METHODS[method],
+            privacy=fpfl.Privacy(
+                noise_multiplier=float(rng.uniform(0.3, 1.0)), clip=bound * (1 + run)
+            ),
+            seed=run,
+            noise_seed=run,
+        )
+        for run in range(3)
+    ]
+    engine, refused = batch._engine(trainings, None)
+    assert refused is None
+    releases = []
+    real = batch.SideBySide.release
+
+    def kept(self, round, w, weights):
+        v = real(self, round, w, weights)
+        releases.append((round, w, weights, v))
+        return v
+
+    group = batch._Group(list(range(3)), trainings)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batch.SideBySide, "release", kept)
+        list(batch._run(group, engine, None))
+    assert len(releases) == 3
+    for run, one in enumerate(trainings):
+        own, _ = one.engine(None)
+        streams = RoundStreams(run, "cohorts"), RoundStreams(run, "samples")
+        simulation = Simulation(own, one.third_party, one.sampling, *streams, 3)
+        for round, w, weights, v in releases:
+            mine = None
+            if weights is not None:
+                mine = replace(
+                    weights,
+                    groups=weights.groups[run],
+                    overall=weights.overall[run],
+                    low=float(weights.low[run]),
+                    high=float(weights.high[run]),
+                )
+            assert torch.equal(simulation.release(round, w[run], mine), v[run]), (run, round)
+
+
+def job(run: int, data: fpfl.FederatedDataset, **more) -> Job:
+    given_ = {
+        "cohort": 15,
+        "rounds": 8,
+        "constraint": fpfl.fnr_parity("sex"),
+        "method": fpfl.OneGradient(),
+        "privacy": fpfl.Privacy(noise_multiplier=0.5, clip=1.0),
+        "seed": run,
+        "noise_seed": run,
+    }
+    return Job(made("perceptron", run), data, given_ | more)
+
+
+def test_different_populations_and_numbers_of_users_are_one_group(monkeypatch) -> None:
+    never_alone(monkeypatch)
+    jobs = [job(run, people(run, users=40 + 7 * run)) for run in range(3)]
+    found = together(jobs)
+    monkeypatch.undo()
+    for one, run in zip(jobs, found, strict=True):
+        alike(run, alone(one))
+    sigmas = {run.privacy.epsilon for run in found}
+    assert len(sigmas) == 3  # each with its own K
+
+
+def test_all_of_a_method_may_differ(monkeypatch) -> None:
+    never_alone(monkeypatch)
+    data = people()
+    methods = [
+        fpfl.OneGradient(damping=1.0 + r, multiplier_lr=0.1 * (r + 1), decay=0.9 + 0.02 * r,
+                         tolerance=0.01 * r, spread=0.2 + 0.1 * r, low=0.1 * r, high=5.0 + r)
+        for r in range(4)
+    ]  # fmt: skip
+    jobs = [job(run, data, method=method) for run, method in enumerate(methods)]
+    found = together(jobs)
+    monkeypatch.undo()
+    for one, run in zip(jobs, found, strict=True):
+        alike(run, alone(one))
+
+
+def test_local_steps_of_several_runs(monkeypatch) -> None:
+    never_alone(monkeypatch)
+    data = people()
+    local = fpfl.FederatedAveraging(3, 0.1)
+    more = {"local": local, "constraint": None, "method": None, "privacy": None, "clip": 1.0}
+    jobs = [job(run, data, **(more | {"noise_seed": None})) for run in range(3)]
+    found = together(jobs)
+    monkeypatch.undo()
+    for one, run in zip(jobs, found, strict=True):
+        alike(run, alone(one))
+
+
+def test_a_run_that_diverges_leaves_the_others_alone(monkeypatch) -> None:
+    never_alone(monkeypatch)
+    data = people()
+    plain = {"privacy": None, "noise_seed": None, "method": fpfl.MMDM(), "selection": "best"}
+    rates = [0.1, 1e30, 0.2, 3e37]
+    jobs = [job(run, data, learning_rate=rate, **plain) for run, rate in enumerate(rates)]
+    found = together(jobs)
+    monkeypatch.undo()
+    ended = []
+    for one, run in zip(jobs, found, strict=True):
+        single = alone(one)
+        alike(run, single)
+        ended.append(run.stopped is not None)
+    assert ended == [False, True, False, True]
+
+
+def test_a_bad_sample_is_its_users_alone() -> None:
+    data = people()
+    bad = replace(data, features=data.features.clone(), checked=False)
+    bad.features[5] = math.nan
+    jobs = [job(run, bad) for run in range(3)]
+    for one, run in zip(jobs, together(jobs), strict=True):
+        alike(run, alone(one))
+
+
+def test_trainings_of_different_shapes_are_not_mixed() -> None:
+    data = people()
+    jobs = [
+        job(0, data),
+        job(1, data, rounds=5),
+        job(2, data),
+        job(3, data, privacy=None, noise_seed=None, method=None),
+        Job(made("linear", 0), data, dict(job(0, data).settings)),
+        job(4, data, rounds=5),
+    ]
+    seen: list[tuple[tuple[int, ...], int]] = []
+    found = dict(trained(jobs, watch=lambda runs, t: seen.append((tuple(runs), t))))
+    assert sorted(found) == list(range(6))
+    assert ((0, 2), 8) in seen
+    assert ((1, 4 + 1), 5) in seen or ((1, 5), 5) in seen
+    for number, one in enumerate(jobs):
+        single = alone(one)
+        if found[number].warnings[:1] != single.warnings[:1]:
+            alike(found[number], single)
+        assert len(found[number].history) == len(single.history)
+
+
+def test_groups_are_cut_to_the_memory() -> None:
+    data = people()
+    jobs = [job(run, data, rounds=4) for run in range(5)]
+    groups: set[tuple[int, ...]] = set()
+    layout = prepare(jobs[0].model, data, **jobs[0].settings).spec.layout
+    memory = 2 * (8 * batch.COPIES * layout.size + 4 * batch.FIGURES * 16)
+    found = dict(trained(jobs, memory=memory, watch=lambda runs, _: groups.add(tuple(runs))))
+    assert len(groups) >= 2
+    assert max(map(len, groups)) < 5
+    for number, one in enumerate(jobs):
+        alike(found[number], alone(one)) if len(groups) < 5 else None
+
+
+def test_a_group_says_that_it_is_a_simulation() -> None:
+    data = people()
+    found = together([job(run, data) for run in range(2)])
+    for run in found:
+        assert "trained on its own" in run.warnings[0]
+        assert "2 trainings" in run.warnings[0]
+
+
+def test_what_belongs_to_one_run_is_refused() -> None:
+    with pytest.raises(ValueError, match="folder, ledger belong to a run"):
+        job(0, people(), folder="x", ledger="y")
+
+
+def test_the_systems_noise_is_each_runs_own(monkeypatch) -> None:
+    never_alone(monkeypatch)
+    data = people()
+    same = {"seed": 1, "noise_seed": None}
+    one, other = together([Job(made("perceptron", 0), data, job(0, data, **same).settings)] * 2)
+    assert not torch.equal(one.model[0].weight, other.model[0].weight)
+    assert one.privacy.epsilon is not None
