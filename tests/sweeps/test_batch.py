@@ -32,11 +32,12 @@ MODELS = {
     "perceptron": lambda: nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 1)),
     "without bias": lambda: nn.Sequential(nn.Linear(5, 7, bias=False), nn.Tanh(), nn.Linear(7, 1)),
     "in place": lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(5, 4), nn.Linear(4, 1)),
-    "norm": lambda: nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.ReLU(), nn.Linear(7, 2)),
+    "norm": lambda: nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.ReLU(), nn.Linear(7, 1)),
     "convolution": lambda: nn.Sequential(
-        nn.Unflatten(1, (1, 5)), nn.Conv1d(1, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2)
+        nn.Unflatten(1, (1, 5)), nn.Conv1d(1, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(12, 1)
     ),
     "dropout": lambda: nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 1)),
+    "three classes": lambda: nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3)),
     "by hand": lambda: ByHand(),
 }
 CONSTRAINTS = {
@@ -45,6 +46,7 @@ CONSTRAINTS = {
     "odds": fpfl.equalized_odds("sex", "race"),
     "parity": fpfl.demographic_parity("race"),
 }
+ACCURACY = fpfl.accuracy_parity("sex")
 METHODS = {
     "mmdm": fpfl.MMDM(damping=2.0, multiplier_lr=0.5),
     "bmdm": fpfl.BMDM(multiplier_lr=0.5),
@@ -75,8 +77,10 @@ def made(model: str, seed: int) -> nn.Module:
     return MODELS[model]()
 
 
-def people(seed: int = 0, users: int = 40, mean: float = 3.0) -> fpfl.FederatedDataset:
-    return make_population(users, mean=mean, attributes=(SEX, RACE), seed=seed)
+def people(
+    seed: int = 0, users: int = 40, mean: float = 3.0, classes: int = 2
+) -> fpfl.FederatedDataset:
+    return make_population(users, mean=mean, attributes=(SEX, RACE), seed=seed, classes=classes)
 
 
 def alone(job: Job) -> fpfl.Run:
@@ -152,7 +156,7 @@ def test_runs_of_a_group_are_those_alone(
 ) -> None:
     """Over methods, constraints, models, clipping, conventions and selection, in float32."""
     rng = np.random.default_rng(seed)
-    data = people(seed)
+    data = people(seed, classes=3 if model == "three classes" else 2)
     jobs = []
     for run in range(3):
         given_: dict = {
@@ -170,6 +174,8 @@ def test_runs_of_a_group_are_those_alone(
             given_["learning_rate"] = rate
         if CONSTRAINTS[constraint] is not None:
             wanted = CONSTRAINTS[constraint]
+            if model == "three classes":
+                wanted = ACCURACY
             given_["constraint"] = replace(wanted, tolerance=float(rng.uniform(0.01, 0.2)))
             own = METHODS[method]
             given_["method"] = replace(own, multiplier_lr=float(rng.uniform(0.1, 1.0)))
