@@ -184,6 +184,9 @@ def reproduce(
         list[str] | None, typer.Option("--set", help="KEY=VALUE for all rows, e.g. rounds=250.")
     ] = None,
     jobs: Annotated[int | None, typer.Option(help="Processes side by side.")] = None,
+    one_by_one: Annotated[
+        bool, typer.Option("--one-by-one", help="Train every run by itself, e.g. to time it.")
+    ] = False,
     data: Annotated[
         str | None,
         typer.Option(
