@@ -7,6 +7,7 @@ from fpfl.data.federated import FederatedDataset as FederatedDataset
 from fpfl.data.schema import Attribute as Attribute
 from fpfl.data.schema import Schema as Schema
 from fpfl.data.tables import read_table as read_table
+from fpfl.estimator import FairGridSearchCV as FairGridSearchCV
 from fpfl.estimator import FairPrivateClassifier as FairPrivateClassifier
 from fpfl.estimator import FairPrivateRegressor as FairPrivateRegressor
 from fpfl.fairness.constraints import Constraint as Constraint

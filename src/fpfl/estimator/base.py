@@ -53,8 +53,19 @@ from fpfl.training.spec import check_numbers, public_normaliser
 from fpfl.users import task
 
 try:
-    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-    from sklearn.utils import check_random_state
+    from sklearn.base import (
+        BaseEstimator,
+        ClassifierMixin,
+        MetaEstimatorMixin,
+        RegressorMixin,
+        clone,
+        is_classifier,
+    )
+    from sklearn.exceptions import FitFailedWarning
+    from sklearn.metrics import check_scoring
+    from sklearn.model_selection import GroupKFold, ParameterGrid, check_cv
+    from sklearn.utils import check_random_state, get_tags
+    from sklearn.utils.metaestimators import available_if
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_is_fitted, validate_data
 except ImportError as error:
@@ -65,10 +76,24 @@ except ImportError as error:
 
 # What is scikit-learn's comes from here, where its absence is explained.
 __all__ = [
+    "BaseEstimator",
     "ClassifierMixin",
     "FairPrivateBase",
+    "FitFailedWarning",
+    "Fitting",
+    "GroupKFold",
+    "MetaEstimatorMixin",
+    "ParameterGrid",
     "RegressorMixin",
+    "available_if",
     "check_classification_targets",
+    "check_cv",
+    "check_is_fitted",
+    "check_scoring",
+    "clone",
+    "get_tags",
+    "is_classifier",
+    "notes_of",
     "validate_data",
 ]
 
@@ -146,6 +171,10 @@ class FairPrivateBase(BaseEstimator):
 
     def _prepared(self, X: Any, y: Any, sensitive_features: Any, users: Any) -> Fitting:
         """Check the rows, and settle what is to be trained."""
+        raise NotImplementedError
+
+    def _codes(self, y: Any) -> NDArray[Any] | None:
+        """Labels of held-out rows as training has them; None where one is of no known class."""
         raise NotImplementedError
 
     def _fit(self, fitting: Fitting) -> Self:

@@ -143,6 +143,11 @@ class FairPrivateClassifier(ClassifierMixin, FairPrivateBase):
         names = tuple(map(str, self.classes_.tolist()))
         return self._fitting(X, rows, codes, sensitive_features, users, classes=names)
 
+    def _codes(self, y: Any) -> NDArray[Any] | None:
+        labels = np.asarray(y)
+        codes = np.searchsorted(self.classes_, labels).clip(max=len(self.classes_) - 1)
+        return codes if bool((self.classes_[codes] == labels).all()) else None
+
     def decision_function(self, X: Any) -> NDArray[np.float64]:
         """Logits: of the second class where there are two, else one for each class."""
         return np.asarray(self._outputs(X))
@@ -225,6 +230,10 @@ normaliser, feature_range, ledger, random_state, verbose
             )
         numbers = labels_within(np.asarray(labels, dtype=np.float64), bounds)
         return self._fitting(X, rows, numbers, sensitive_features, users, label_range=bounds)
+
+    def _codes(self, y: Any) -> NDArray[Any] | None:
+        assert self.schema_.label_range is not None  # every regression has one
+        return labels_within(np.asarray(y, dtype=np.float64), self.schema_.label_range)
 
     def predict(self, X: Any) -> NDArray[np.float64]:
         """The prediction for each row, within the label range."""

@@ -42,9 +42,9 @@ class SweepCost:
     share
         Their part of the budget.
     later
-        The part that is to be left for a training that follows, e.g. of what was chosen.
-    before
-        What was used before them.
+        The part that another training takes, which there is to be room for afterwards.
+    left
+        The part that nobody has used before them.
     """
 
     limit: PrivacyFilter
@@ -52,7 +52,7 @@ class SweepCost:
     rounds: int
     share: float
     later: float
-    before: float
+    left: float
 
     @property
     def epsilon(self) -> float:
@@ -63,9 +63,9 @@ class SweepCost:
         text = (
             f"{self.runs:,} private trainings, {self.rounds:,} rounds: together "
             f"ε = {round_up(self.epsilon)} at δ = {self.limit.delta:g}, {self.share:.1%} of the "
-            f"budget of ε = {self.limit.epsilon:g}, of which {1.0 - self.before:.1%} is left"
+            f"budget of ε = {self.limit.epsilon:g}, of which {self.left:.1%} is left"
         )
-        return f"{text}. One that follows takes up to {self.later:.1%}" if self.later else text
+        return f"{text}. The one after them takes {self.later:.1%} at most" if self.later else text
 
 
 def settled(job: Job) -> TrainingSpec:
@@ -91,7 +91,7 @@ def charge_of(spec: TrainingSpec) -> Charge:
 
 
 def cost_of(
-    ledger: str | PathLike[str], charges: Sequence[Charge], later: Charge | None = None
+    ledger: str | PathLike[str], charges: Sequence[Charge], *, one_more: bool = False
 ) -> SweepCost:
     """What trainings would take of a population's budget; nothing is charged.
 
@@ -101,8 +101,8 @@ def cost_of(
         The population's file.
     charges
         One for each training.
-    later
-        A training that there has to be room for afterwards.
+    one_more
+        Whether there has to be room afterwards for another one like the dearest of them.
 
     Raises
     ------
@@ -110,16 +110,17 @@ def cost_of(
         Together they would exceed what is left.
     """
     with PopulationLedger.open(ledger, write=False) as opened:
-        limit, before = opened.filter, opened.share
+        limit = opened.filter
+
+        def share(some: Sequence[Charge]) -> float:
+            return limit.rho(_counted(some)) / limit.budget
+
+        later = [max(charges, key=lambda each: share([each]))] if one_more and charges else []
+        rounds = sum(each.rounds for each in charges)
         cost = SweepCost(
-            limit,
-            len(charges),
-            sum(charge.rounds for charge in charges),
-            limit.rho(_counted(charges)) / limit.budget,
-            limit.rho(_counted([later])) / limit.budget if later else 0.0,
-            before,
+            limit, len(charges), rounds, share(charges), share(later), 1.0 - opened.share
         )
-        if not opened.fits(_counted([*charges, *([later] if later else [])])):
+        if not opened.fits(_counted([*charges, *later])):
             raise BudgetExhaustedError(
                 f"the budget in {ledger} has no room for all of it: {cost}. Nothing was charged or "
                 "trained; try fewer settings, fewer folds or seeds, fewer rounds, or a smaller ε "
