@@ -64,7 +64,7 @@ try:
     from sklearn.exceptions import FitFailedWarning
     from sklearn.metrics import check_scoring
     from sklearn.model_selection import GroupKFold, ParameterGrid, check_cv
-    from sklearn.utils import check_random_state, get_tags
+    from sklearn.utils import check_random_state, get_tags, indexable
     from sklearn.utils.metaestimators import available_if
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_is_fitted, validate_data
@@ -92,6 +92,7 @@ __all__ = [
     "check_scoring",
     "clone",
     "get_tags",
+    "indexable",
     "is_classifier",
     "notes_of",
     "validate_data",

@@ -30,6 +30,7 @@ from fpfl.estimator.base import (
     check_scoring,
     clone,
     get_tags,
+    indexable,
     is_classifier,
     notes_of,
 )
@@ -239,7 +240,7 @@ class FairGridSearchCV(MetaEstimatorMixin, BaseEstimator):
         self._check()
         for name, each in (("sensitive_features", sensitive_features), ("users", users)):
             check_order(X, each, name)
-        given = (X, y, sensitive_features, users)
+        given = X, y, *_ = indexable(X, y, sensitive_features, users)
         candidates = list(ParameterGrid(self.param_grid))
         splitter = self._splitter(y, users)
         splits = list(splitter.split(X, y, users if groups is None else groups))
@@ -437,7 +438,8 @@ def _rows(values: Any, numbers: NDArray[np.int64]) -> Any:
         return None
     if hasattr(values, "iloc"):
         return values.iloc[numbers]
-    return np.asarray(values)[numbers]
+    # What has a shape knows how to give rows; the estimator says what it thinks of a sparse matrix.
+    return values[numbers] if hasattr(values, "shape") else np.asarray(values)[numbers]
 
 
 def _sharing(fitting: Fitting, known: list[FederatedDataset]) -> Fitting:
