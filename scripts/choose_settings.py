@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,7 @@ class Trial:
         return int(ALTERNATIVES[self.name].get("rounds", 1000))
 
 
-@lru_cache(maxsize=None)
+@cache
 def users(seed: int) -> tuple[fpfl.FederatedDataset, fpfl.FederatedDataset]:
     """Who is trained on, and who is held out; one object for all trials of a seed."""
     people = fpfl.load_adult("train", normalise="paper").partition(mean=2, seed=seed)
