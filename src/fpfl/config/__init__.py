@@ -16,6 +16,7 @@ from fpfl.config.files import (
     make_method,
     make_model,
     run_config,
+    train_keywords,
 )
 from fpfl.config.sections import Config
 
@@ -33,5 +34,6 @@ __all__ = [
     "make_model",
     "run_config",
     "table_schema",
+    "train_keywords",
     "with_schema",
 ]

@@ -7,7 +7,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any, Self, TypeVar, cast
 
@@ -36,10 +36,13 @@ from fpfl.estimator.base import (
 )
 from fpfl.estimator.data import check_order, codes_among
 from fpfl.fairness.gaps import evaluate_predictions
-from fpfl.sweeps.batch import trained
-from fpfl.sweeps.charging import Charge, SweepCost, charge, charge_of, cost_of, settled
+from fpfl.privacy.budget import BudgetExhaustedError
+from fpfl.privacy.filter import Mechanism
+from fpfl.sweeps.batch import Job, trained
+from fpfl.sweeps.charges import Account, SweepCost, refusal
 from fpfl.training import FpflWarning
 from fpfl.training.run import Run
+from fpfl.training.spec import TrainingSpec, check_data, prepared
 from fpfl.users import task
 
 __all__ = ["FairGridSearchCV"]
@@ -51,6 +54,19 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 Place = tuple[int, int]
 """Which candidate, and which fold."""
+
+
+@dataclass(frozen=True)
+class Charge:
+    """What one fit takes of a ledger: its rounds, each of a mechanism."""
+
+    number: int
+    rounds: int
+    mechanism: Mechanism
+    ledger: Any
+
+    def __str__(self) -> str:
+        return f"fit {self.number}"
 
 
 class Table:
@@ -184,7 +200,7 @@ class FairGridSearchCV(MetaEstimatorMixin, BaseEstimator):
     n_splits_, scorer_
         As ``GridSearchCV`` has them.
     cost_
-        What the fits took of the population's ledger; None without a ledger.
+        What the fits take of the population's ledger, the last one included; None without one.
     sweep_time_, refit_time_
         Seconds for all fits together, and for the last one.
 
@@ -283,10 +299,10 @@ class FairGridSearchCV(MetaEstimatorMixin, BaseEstimator):
 
     def _made(
         self, table: Table, splits: Sequence[Any], given: Sequence[Any]
-    ) -> tuple[list[tuple[Place, FairPrivateBase, Fitting]], list[tuple[Any, Charge]]]:
+    ) -> tuple[list[tuple[Place, FairPrivateBase, Fitting]], list[Charge]]:
         """What is to be trained, and what of it costs a population's budget."""
         made: list[tuple[Place, FairPrivateBase, Fitting]] = []
-        charges: list[tuple[Any, Charge]] = []
+        charges: list[Charge] = []
         shared: list[FederatedDataset] = []
         for place in np.ndindex(*table.scores.shape):
             candidate, split = place
@@ -294,12 +310,14 @@ class FairGridSearchCV(MetaEstimatorMixin, BaseEstimator):
             try:
                 X, y, features, users = (_rows(each, splits[split][0]) for each in given)
                 fitting = _sharing(estimator._prepared(X, y, features, users), shared)
-                spec = settled(fitting.job)
+                spec = _settled(fitting.job)
             except ValueError as error:
                 table.failed((candidate, split), error)
                 continue
             if estimator.ledger is not None:
-                charges.append((estimator.ledger, charge_of(spec)))
+                assert spec.plan is not None  # an estimator without ε refuses a ledger
+                mechanism = Mechanism.of(spec.plan)
+                charges.append(Charge(len(made), spec.rounds, mechanism, estimator.ledger))
             if spec.constraint is not None:
                 table.tolerances[candidate] = spec.constraint.tolerance
             table.notes.update(fitting.notes)
@@ -338,22 +356,30 @@ class FairGridSearchCV(MetaEstimatorMixin, BaseEstimator):
             return GroupKFold(5 if self.cv is None else int(self.cv))
         return check_cv(self.cv, y, classifier=is_classifier(self.estimator))
 
-    def _charged(self, charges: Sequence[tuple[Any, Charge]], fits: int) -> SweepCost | None:
-        """Say what the fits cost, then charge them."""
+    def _charged(self, charges: Sequence[Charge], fits: int) -> SweepCost | None:
+        """Say what the fits cost, the last one included; then charge all but that one."""
         if not charges:
             if self.verbose:
                 _print(f"{fits} fits in {self.n_splits_} folds, charged to no ledger.")
             return None
-        ledgers = list(dict.fromkeys(path for path, _ in charges))
+        ledgers = list(dict.fromkeys(charge.ledger for charge in charges))
         if len(ledgers) > 1:
             raise ValueError(
                 f"the candidates have {len(ledgers)} ledgers; a search is about one population, so "
                 "give the estimator one, and none in param_grid"
             )
-        asked = [each for _, each in charges]
-        cost = cost_of(ledgers[0], asked, one_more=bool(self.refit))
-        _print(f"{cost}.")
-        charge(ledgers[0], asked)
+        account = Account(ledgers[0], {each.number: each.mechanism for each in charges})
+        asked = list(charges)
+        if self.refit:
+            # Which one will be chosen is not known; any of them has to be affordable.
+            kinds = {(each.mechanism, each.rounds): each for each in charges}
+            asked.append(max(kinds.values(), key=lambda each: account.cost([each]).share))
+        cost = account.cost(asked)
+        if not cost.fits:
+            raise BudgetExhaustedError(refusal(cost))
+        last = " The last of them, on all rows, is taken to be the dearest." if self.refit else ""
+        _print(f"{cost}{last}")
+        account.charge(charges)
         return cost
 
     def _chosen(self, results: Results) -> tuple[int, str | None]:
@@ -440,6 +466,16 @@ def _rows(values: Any, numbers: NDArray[np.int64]) -> Any:
         return values.iloc[numbers]
     # What has a shape knows how to give rows; the estimator says what it thinks of a sparse matrix.
     return values[numbers] if hasattr(values, "shape") else np.asarray(values)[numbers]
+
+
+def _settled(job: Job) -> TrainingSpec:
+    """What `fpfl.train` makes of a job's settings: wrong ones are an error before any training."""
+    flat, data = prepared(job.model, job.data, None)
+    given = {name: value for name, value in job.settings.items() if name != "seed"}
+    spec = TrainingSpec.settle(flat, data.schema, population=data.K, **given)
+    if spec.privacy is None:
+        check_data(data, spec.constraint)
+    return spec
 
 
 def _sharing(fitting: Fitting, known: list[FederatedDataset]) -> Fitting:

@@ -7,14 +7,12 @@ import json
 import math
 import multiprocessing
 import os
-import platform
 import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args
 
@@ -27,6 +25,7 @@ from fpfl.experiments.rows import TASKS, Result, cost_of, row_name, run_rows, sh
 from fpfl.experiments.tables import KEY, Options, Row, load_table, matches, override, parsed_noise
 from fpfl.experiments.together import groups_of
 from fpfl.privacy.conventions.base import REGISTER
+from fpfl.runs.about import about_this_run as about_this_run
 from fpfl.store.files import write_whole
 from fpfl.training.spec import check_device
 from fpfl.users.precision import Precision
@@ -350,16 +349,3 @@ def write_results(folder: Path, results: list[Result], about: dict[str, Any]) ->
     rows = load_table(results[0]["table"])
     (folder / "table.md").write_text(markdown_table(results, rows, about), encoding="utf-8")
     (folder / PARTIAL).unlink(missing_ok=True)
-
-
-def about_this_run(command: str, seconds: float | None) -> dict[str, Any]:
-    """What a reader needs to place the figures: command, machine, versions, date."""
-    return {
-        "command": command,
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "hardware": f"{os.cpu_count()} cores, {platform.machine()}, "
-        + (torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "wall_seconds": seconds if seconds is None else round(seconds, 1),
-    }

@@ -404,13 +404,13 @@ class PopulationLedger:
         cost = self.filter.cost(mechanism)
         return max(0, self._charges.spare(cost)) // cost
 
-    def fits(self, charges: Mapping[Mechanism, int]) -> bool:
-        """Whether all of these together fit in what is left, if nobody charges anything else."""
-        for mechanism in charges:
+    def has_room(self, releases: Mapping[Mechanism, int]) -> bool:
+        """Whether so many releases of each mechanism fit together, if nobody charges anything."""
+        for mechanism in releases:
             self._charges.check(mechanism)
         self._refresh()
-        costs = {mechanism: self.filter.cost(mechanism) for mechanism in charges}
-        asked = sum(times * costs[mechanism] for mechanism, times in charges.items())
+        costs = {mechanism: self.filter.cost(mechanism) for mechanism in releases}
+        asked = sum(costs[mechanism] * times for mechanism, times in releases.items())
         return asked <= self._charges.spare(max(costs.values(), default=0))
 
     def summary(self) -> str:
