@@ -320,6 +320,15 @@ def test_a_fit_that_fails_has_the_error_score() -> None:
         search.set_params(error_score="raise").fit(X, y)
 
 
+def test_what_is_going_to_be_trained_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    X, y, _, _ = people(60)
+    search = FairGridSearchCV(FairPrivateClassifier(rounds=2), {"hidden": [(), (3,)]}, cv=3)
+    search.set_params(verbose=1).fit(X, y)
+    assert "6 fits in 3 folds, charged to no ledger." in capsys.readouterr().err
+    search.set_params(verbose=0).fit(X, y)
+    assert not capsys.readouterr().err
+
+
 # --- The ledger -----------------------------------------------------------------------------------
 
 
@@ -380,7 +389,7 @@ def test_a_search_that_cannot_be_paid_costs_nothing(
     estimator = FairPrivateClassifier(
         epsilon=2.0, rounds=3, cohort=50, feature_range=RANGE, ledger=file
     )
-    monkeypatch.setattr(searching, "trained", lambda jobs: pytest.fail("it trained"))
+    monkeypatch.setattr(searching, "trained", lambda *_, **how: pytest.fail("it trained"))
     search = FairGridSearchCV(estimator, {"epsilon": [3.0, 5.0]}, cv=2)
     with pytest.raises(BudgetExhaustedError, match="nothing was charged: its 5 runs"):
         search.fit(X, y)

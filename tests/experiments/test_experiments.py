@@ -197,6 +197,16 @@ def test_a_worker_that_fails_gives_what_it_has() -> None:
     assert "diverged" in str(error)
 
 
+def test_a_failure_in_one_process_loses_nothing_of_another() -> None:
+    good = dataclasses.replace(load_table("adult-central")[0], rounds=2)
+    bad = dataclasses.replace(good, learning_rate=1e30)
+    found = []
+    with pytest.raises(ValueError, match="diverged"):
+        for index, result in runner._run_all([(bad, 0), (good, 0)], Options(), 2, False):
+            found.append((index, result["seed"]))
+    assert found == [(1, 0)]
+
+
 def test_shares_of_work() -> None:
     """Nothing is lost or done twice; one shape a group; workers have about the same to do."""
     rng = np.random.default_rng(0)

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any, Self, TypeVar, cast
@@ -182,7 +183,7 @@ class FairGridSearchCV(MetaEstimatorMixin, BaseEstimator):
     error_score
         The score of a fit that fails, or ``"raise"``.
     verbose
-        Where it is not 0, what is going to be trained is said on the error stream.
+        Where it is not 0, the error stream has what is going to be trained, and a progress bar.
 
     Attributes
     ----------
@@ -267,7 +268,8 @@ class FairGridSearchCV(MetaEstimatorMixin, BaseEstimator):
         made, charges = self._made(table, splits, given)
         self.cost_ = self._charged(charges, len(made))
         start = time.perf_counter()
-        for number, run in _trained([fitting for *_, fitting in made]):
+        fittings = [fitting for *_, fitting in made]
+        for number, run in _trained(fittings, show=bool(self.verbose)):
             place, estimator, fitting = made[number]
             try:
                 estimator._take(fitting, run)
@@ -491,16 +493,25 @@ def _sharing(fitting: Fitting, known: list[FederatedDataset]) -> Fitting:
     return fitting
 
 
-def _trained(fittings: Sequence[Fitting]) -> Iterator[tuple[int, Run]]:
+def _trained(fittings: Sequence[Fitting], *, show: bool) -> Iterator[tuple[int, Run]]:
     """Train, without the warnings that are said once for all fits."""
-    runs = trained([fitting.job for fitting in fittings])
-    while True:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FpflWarning)
-            found = next(runs, None)
-        if found is None:
-            return
-        yield found
+    jobs = [fitting.job for fitting in fittings]
+    with ExitStack() as stack:
+        watch = None
+        if show:
+            from fpfl.sweeps.progress import SweepProgress
+
+            shown = SweepProgress({n: job.settings["rounds"] for n, job in enumerate(jobs)})
+            stack.callback(shown.close)
+            watch = shown.watch
+        runs = trained(jobs, watch=watch)
+        while True:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FpflWarning)
+                found = next(runs, None)
+            if found is None:
+                return
+            yield found
 
 
 def _gap(estimator: FairPrivateBase, X: Any, y: Any, sensitive_features: Any) -> float:

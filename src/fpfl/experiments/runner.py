@@ -8,6 +8,7 @@ import math
 import multiprocessing
 import os
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -297,26 +298,39 @@ def _run_all(work: Work, options: Options, jobs: int, apart: bool) -> Iterator[t
             for place, result in run_rows(share, options, apart=apart):
                 yield group[place], result
         return
-    # One thread for each process: two threads sharing small matrices are slower than two runs.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(
-        min(jobs, len(groups)), mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
+        min(jobs, len(groups)), mp_context=context, initializer=_begin_worker
     ) as pool:
         futures = {
             pool.submit(_run_share, share, options, apart): group
             for group, share in zip(groups, shares, strict=True)
         }
+        failed: Exception | None = None
         try:
             for future in as_completed(futures):
+                if future.cancelled():
+                    continue
                 results, error = future.result()
                 for place, result in results:
                     yield futures[future][place], result
-                if error is not None:
-                    raise error
+                if error is not None and failed is None:
+                    failed = error
+                    # What is being computed comes to its end, and is kept.
+                    for other in futures:
+                        other.cancel()
         except BaseException:
-            # What has not begun need not be waited for.
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+        if failed is not None:
+            raise failed
+
+
+def _begin_worker() -> None:
+    # Two threads sharing small matrices are slower than two runs.
+    torch.set_num_threads(1)
+    # A pool's worker would take an interrupt for a failure, and go on with what is queued.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _dealt(work: Work, jobs: int, apart: bool) -> list[list[int]]:
