@@ -266,6 +266,7 @@ class FairGridSearchCV(MetaEstimatorMixin, BaseEstimator):
         self.n_splits_, self.scorer_ = len(splits), check_scoring(self.estimator, self.scoring)
         table = Table(candidates, len(splits), self.error_score)
         made, charges = self._made(table, splits, given)
+        table.check()
         self.cost_ = self._charged(charges, len(made))
         start = time.perf_counter()
         fittings = [fitting for *_, fitting in made]
