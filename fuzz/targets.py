@@ -41,7 +41,7 @@ from fpfl.privacy.sampling import Participation
 from fpfl.privacy.settings import Clipping
 from fpfl.runs.journal import read_withdrawals, withdraw
 from fpfl.runs.ledger import RunLedger
-from fpfl.server.loop import ServerSettings, begin, serve
+from fpfl.server.loop import Server, ServerSettings, begin, serve
 from fpfl.server.state import CLASSES
 from fpfl.store import checkpoints
 from fpfl.store.chain import Chain
@@ -548,7 +548,8 @@ def rounds(folder: Path, data: bytes) -> None:
         selection_window=1 + choice // 36 % 3,
         count_noise=choice // 108 * 0.5,
     )
-    outcome = serve(Released(vectors), torch.ones(layout.parameters), settings)
+    running = Server(torch.ones(layout.parameters), settings, None)
+    outcome = running.outcome(serve(Released(vectors), running))
     assert bool(outcome.w.isfinite().all()), "the model that is kept is not finite"
     json.dumps(outcome.history, allow_nan=False)
     for row in outcome.history:

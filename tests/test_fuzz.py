@@ -43,7 +43,8 @@ from fpfl.privacy.settings import Clipping
 from fpfl.runs.folder import OpenRun
 from fpfl.runs.journal import read_past, read_withdrawals, withdraw
 from fpfl.runs.ledger import RunLedger
-from fpfl.server.loop import describe
+from fpfl.server.loop import measured
+from fpfl.server.loop import row as described
 from fpfl.server.selection import Selection
 from fpfl.store.chain import Chain, ChainError
 from fpfl.users.layout import Layout
@@ -855,7 +856,7 @@ def test_any_totals_go_through_the_server(
             broadcast(method, state, 3.0, 0.02)
         else:
             assert bool((state.multipliers >= 0).all()), "a multiplier is negative or no number"
-        row = describe(t, totals, state, layout, 0.02)
+        row = described(t, measured(totals, state, layout, 0.02), layout)
         json.dumps(row, allow_nan=False)
         for shown in (accuracy_words, gap_words, averaged_words):
             shown(row)
@@ -1101,7 +1102,7 @@ def test_a_state_without_end(scratch: Path) -> None:
 def test_released_infinities_are_nothing_in_the_history() -> None:
     layout = LAYOUTS[2]
     totals = layout.totals(torch.full((layout.size,), math.inf), 3.0)
-    row = describe(1, totals, MethodState.zeros(1, 2), layout, 0.02)
+    row = described(1, measured(totals, MethodState.zeros(1, 2), layout, 0.02), layout)
     json.dumps(row, allow_nan=False)
 
 

@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from fpfl.numerics.summing import STEP_BITS, tree_sum, weighted_sum, whole_sum
+from fpfl.numerics.summing import STEP_BITS, ByRun, tree_sum, weighted_sum, whole_sum
 from fpfl.privacy.plan import Block
 from fpfl.privacy.settings import CLIPPED, COUNTS, GRADIENTS, JOINT, SELECTION
 
@@ -39,6 +40,11 @@ class Rows(Protocol):
 
     Clipping asks for norms and for sums of scaled rows, never for the rows themselves.
     """
+
+    @property
+    def runs(self) -> ByRun | None:
+        """Of which runs the rows are, where there are several."""
+        ...
 
     def __len__(self) -> int: ...
 
@@ -66,11 +72,14 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class ClipRule:
-    """One block's bound: the parts of v in it, where they stand, its bound, its norm's order."""
+    """One block's bound: the parts of v in it, where they stand, its bound, its norm's order.
+
+    The bound is a number, or a tensor with one for each row, where rows belong to several runs.
+    """
 
     name: str
     parts: dict[str, slice]
-    bound: float
+    bound: Any
     order: int
 
     @property
@@ -84,7 +93,7 @@ class ClipRule:
         return sum(int(place.stop - place.start) for place in self.places)
 
     @property
-    def step(self) -> float:
+    def step(self) -> Any:
         """h: what one in whole numbers stands for."""
         return self.bound * 2.0**-STEP_BITS
 
@@ -100,6 +109,7 @@ class DenseRows:
 
     rows: Tensor
     places: dict[str, slice]
+    runs: ByRun | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -115,7 +125,10 @@ class DenseRows:
         self, names: Collection[str], scale: Tensor
     ) -> tuple[dict[str, Tensor], Tensor | None]:
         """See `Rows`."""
-        found = {name: whole_sum(scale, self.rows[:, self.places[name]]) for name in names}
+        found = {
+            name: whole_sum(scale, self.rows[:, self.places[name]], runs=self.runs)
+            for name in names
+        }
         return {n: total for n, (total, _) in found.items()}, sum_of(s for _, s in found.values())
 
     def totals(self, names: Collection[str], scale: Tensor) -> dict[str, Tensor]:
@@ -124,7 +137,7 @@ class DenseRows:
 
     def without(self, bad: Tensor) -> DenseRows:
         """See `Rows`."""
-        return DenseRows(self.rows.masked_fill(bad.unsqueeze(1), 0.0), self.places)
+        return replace(self, rows=self.rows.masked_fill(bad.unsqueeze(1), 0.0))
 
 
 def clip_rules(blocks: Sequence[Block], names: dict[str, slice]) -> tuple[ClipRule, ...]:
@@ -166,8 +179,17 @@ def scales(rows: Rows, rules: Sequence[ClipRule]) -> tuple[list[Tensor], Tensor]
         gradients = scale[JOINT] if JOINT in scale else scale[GRADIENTS]
         scale[CLIPPED] = (gradients < 1.0).to(gradients.dtype)
     # As far as single precision reaches, which rows may be in.
-    limit = torch.finfo(torch.float32).max * min(1.0, *(rule.bound for rule in sent))
+    limit = torch.finfo(torch.float32).max * reduce(_smaller, (r.bound for r in sent), 1.0)
     return [scale[rule.name] for rule in rules], ~(sum(norms[1:], norms[0]) < limit)
+
+
+def _smaller(one: Any, other: Any) -> Any:
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        like = one if isinstance(one, Tensor) else other
+        return torch.minimum(
+            *(torch.as_tensor(each).to(like).expand_as(like) for each in (one, other))
+        )
+    return min(one, other)
 
 
 def clip(rows: DenseRows, rules: Sequence[ClipRule]) -> Tensor:
@@ -186,21 +208,25 @@ def clip(rows: DenseRows, rules: Sequence[ClipRule]) -> Tensor:
 def whole_total(rows: Rows, rules: Sequence[ClipRule]) -> Tensor:
     """The sum of the clipped rows in whole steps (int64), each row rounded on its own.
 
-    A user whose numbers are not finite sends zero: an error would tell that it was there.
+    Of rows of several runs it is one for each run. A user whose numbers are not finite sends zero:
+    an error would tell that it was there.
     """
     scale, bad = scales(rows, rules)
     # A GPU would have to be waited for to know whether there are any; zeroing costs less.
     if bad.is_cuda or bool(bad.any()):
         rows, scale = rows.without(bad), [each.masked_fill(bad, 0.0) for each in scale]
     size = max(int(place.stop) for rule in rules for place in rule.places)
-    total = scale[0].new_empty(size, dtype=torch.int64)
+    runs = rows.runs
+    shape = (size,) if runs is None else (runs.count, size)
+    total = scale[0].new_empty(shape, dtype=torch.int64)
     for rule, each in zip(rules, scale, strict=True):
         if rule.name == CLIPPED:
             (place,) = rule.places
-            total[place] = (each / rule.step).round().long().sum()
+            clipped = (each / rule.step).round().long().unsqueeze(1)
+            total[..., place] = clipped.sum(dim=0) if runs is None else runs.sum(clipped)
             continue
         for name, block in _whole_block(rows, rule, each).items():
-            total[rule.parts[name]] = block
+            total[..., rule.parts[name]] = block
     return total
 
 

@@ -156,12 +156,12 @@ class ThirdParty:
             total = total * self._on(total.device, "step")
         if self.plan is None:
             return total
-        steps = self._on(total.device, "noise")
-        # Users with bad numbers send zero, so all of this is finite. Were it not, an error would
-        # tell something about them: what is no number counts as zero.
-        whole = (total / steps).nan_to_num_(nan=0.0).clamp_(-_LARGEST, _LARGEST).round_()
         noise = self.source.integers(self.size, round, device=total.device)
-        return noise.add_(whole.long()).double() * steps
+        return on_grid(total, self._on(total.device, "noise"), noise)
+
+    def steps(self, device: torch.device) -> Tensor:
+        """The users' steps h, of every number of v."""
+        return self._on(device, "step")
 
     def _on(self, device: torch.device, what: str) -> Tensor:
         """The users' steps h, or the noise's steps g, of every number of v."""
@@ -171,6 +171,14 @@ class ThirdParty:
                 steps = steps_of(self.rules, self.size, device)
             self._steps[what, device] = steps.to(device)
         return self._steps[what, device]
+
+
+def on_grid(total: Tensor, steps: Tensor, noise: Tensor) -> Tensor:
+    """A sum on the noise's grid, with the noise, in whole steps, added."""
+    # Users with bad numbers send zero, so all of this is finite. Were it not, an error would
+    # tell something about them: what is no number counts as zero.
+    whole = (total / steps).nan_to_num_(nan=0.0).clamp_(-_LARGEST, _LARGEST).round_()
+    return noise.add_(whole.long()).double() * steps
 
 
 def grid_stddev(stddev: float, bound: float, numbers: int, population: int = MANY) -> float:

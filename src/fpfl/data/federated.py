@@ -284,6 +284,12 @@ class FederatedDataset:
             return self
         x = self.features
         y = self.labels
+        tensors = (x, y, self.attributes)
+        there = all(each.device == torch.device(device) for each in tensors)
+        if there and all(
+            dtype in (None, each.dtype) for each in (x, y) if each.is_floating_point()
+        ):
+            return self
         if dtype is not None and x.is_floating_point():
             largest = torch.finfo(dtype).max
             # An error would be about one sample, and a cast would make it infinite.

@@ -18,7 +18,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
+import torch
 from torch import Tensor
 
 SMALLEST_COUNT = 1.0
@@ -54,7 +56,7 @@ class Counts:
             misses=_both(self.misses, other.misses),
             clipped=_both(self.clipped, other.clipped),
             # Independent noise: variances add.
-            smallest=math.hypot(self.smallest, other.smallest),
+            smallest=_hypot(self.smallest, other.smallest),
         )
 
     def alone(self) -> Counts:
@@ -78,23 +80,23 @@ class Counts:
         """
         return self._differences
 
-    def gap(self) -> float:
+    def gap(self) -> Tensor:
         """The largest |F/n' − F_a/n'_a|; NaN where one is not known, or there are no rates."""
         differences = self.differences().abs()
-        return float(differences.max()) if differences.numel() else math.nan
+        return differences.max() if differences.numel() else self.F.new_tensor(math.nan)
 
-    def fair(self, tolerance: float) -> bool:
+    def fair(self, tolerance: float | Tensor) -> Tensor:
         """Whether every group's rate is known and within the tolerance: silence is not fairness.
 
         Without rates there is nothing to violate.
         """
-        return bool((self.differences().abs() <= tolerance).all())
+        return (self.differences().abs() <= tolerance).all()
 
-    def accuracy(self) -> float:
+    def accuracy(self) -> Tensor:
         """hits/(hits + misses), as released; NaN where v does not carry them."""
         if self.hits is None or self.misses is None:
-            return math.nan
-        return float(self._quotient(self.hits, self.hits + self.misses))
+            return self.F.new_tensor(math.nan)
+        return self._quotient(self.hits, self.hits + self.misses)
 
     # A round asks several times: for the method, for its row in the history, for selection.
 
@@ -134,6 +136,12 @@ class Totals(Counts):
         return self.overall_n.clamp(min=self.smallest), self.n.clamp(min=self.smallest)
 
 
+def _hypot(one: float | Tensor, other: float | Tensor) -> Any:
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return torch.hypot(torch.as_tensor(one), torch.as_tensor(other))
+    return math.hypot(one, other)
+
+
 def _both(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     return None if one is None or other is None else one + other
 
@@ -148,22 +156,36 @@ class Weights:
         N β_{r,a} of shape (R, G), and N β_r of shape (R,).
     low, high
         The least and the largest weight that a sample's loss may have.
+
+    Of several runs all of them have one more dimension, in front (`of_rows`), or, for n samples
+    each with the weights of its run, behind.
     """
 
     groups: Tensor
     overall: Tensor
-    low: float
-    high: float
+    low: float | Tensor
+    high: float | Tensor
 
     @classmethod
     def nothing(cls, groups: int, rates: int, like: Tensor) -> Weights:
         """β = 0: the objective is the loss."""
         return cls(like.new_zeros(rates, groups), like.new_zeros(rates), 1.0, 1.0)
 
+    def of_rows(self, runs: Tensor) -> Weights:
+        """The weights of several runs, for samples that belong to these."""
+        return Weights(
+            self.groups.movedim(0, -1).index_select(-1, runs),
+            self.overall.movedim(0, -1).index_select(-1, runs),
+            *(torch.as_tensor(end).index_select(0, runs) for end in (self.low, self.high)),
+        )
+
     def of_samples(self, conditions: Tensor, member: Tensor) -> Tensor:
         """b_{r,i} of shape (R, n), for conditions met (R, n) and groups belonged to (n, G)."""
         # Group by group: the bits of a product would depend on the samples' places in it.
-        total = self.overall.to(member.dtype).unsqueeze(1).expand(-1, len(member))
-        for groups, own in zip(self.groups.to(member.dtype).T, member.T, strict=True):
-            total = total + groups.unsqueeze(1) * own
+        overall, groups = self.overall.to(member.dtype), self.groups.to(member.dtype)
+        if overall.ndim == 1:
+            overall, groups = overall.unsqueeze(-1), groups.unsqueeze(-1)
+        total = overall.expand(-1, len(member))
+        for weights, own in zip(groups.unbind(1), member.T, strict=True):
+            total = total + weights * own
         return conditions * total

@@ -29,7 +29,7 @@ class MethodState:
         """λ₀ = 0."""
         return cls(torch.zeros(rates, groups, device=device))
 
-    def figures(self) -> dict[str, float]:
+    def figures(self) -> dict[str, Tensor]:
         """What else a history row should tell of a method: functions of what was released."""
         return {}
 

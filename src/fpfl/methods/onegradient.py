@@ -86,10 +86,11 @@ class AveragedState(MethodState):
         rate = torch.where(known, self.F / self.n, torch.full_like(self.F, math.nan))
         return (rate[:, -1:] - rate[:, :-1]).clamp(-1.0, 1.0)
 
-    def figures(self) -> dict[str, float]:
+    def figures(self) -> dict[str, Tensor]:
         """The gap by the averages, steadier than a single round's."""
         differences = self.differences().abs()
-        return {"averaged_gap": float(differences.max()) if differences.numel() else math.nan}
+        gap = differences.max() if differences.numel() else self.F.new_tensor(math.nan)
+        return {"averaged_gap": gap}
 
     def counts(self) -> Tensor:
         """n̄', of shape (R, G + 1), to divide by: where it says nothing, any positive number."""
@@ -104,8 +105,9 @@ class AveragedState(MethodState):
         F = torch.cat([totals.F, totals.overall_F.unsqueeze(1)], dim=1)
         n = torch.cat([totals.n, totals.overall_n.unsqueeze(1)], dim=1)
         possible = (F.abs() < LARGEST) & (n.abs() < LARGEST)
-        kept = torch.full_like(F, keep).masked_fill(~possible, 1.0)
-        add = torch.full_like(F, 1.0 - keep).masked_fill(~possible, 0.0)
+        one = torch.ones_like(F)
+        kept = (one * keep).masked_fill(~possible, 1.0)
+        add = (one * (1.0 - keep)).masked_fill(~possible, 0.0)
         return replace(
             self,
             F=kept * self.F + add * F.masked_fill(~possible, 0.0),

@@ -10,6 +10,8 @@ Whole numbers below 2⁵³ are exact in double precision, and so is every sum of
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -32,7 +34,34 @@ AT_ONCE = {"cpu": 2**17, "cuda": 2**25}
 """Numbers that are rounded together: what fits a processor's cache, or keeps a GPU busy."""
 
 
-def whole_sum(weights: Tensor, rows: Tensor, member: Tensor | None = None) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True)
+class ByRun:
+    """The runs of rows, where sums of several runs are computed side by side.
+
+    Parameters
+    ----------
+    count
+        R.
+    of_rows
+        Each row's run, (B,).
+    """
+
+    count: int
+    of_rows: Tensor
+
+    def of(self, rows: Tensor) -> ByRun:
+        """The same for other rows, given which of these each belongs to."""
+        return ByRun(self.count, self.of_rows.index_select(0, rows))
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Σ over each run's values (B, ...): (R, ...)."""
+        total = values.new_zeros(self.count, *values.shape[1:])
+        return total.index_add_(0, self.of_rows, values)
+
+
+def whole_sum(
+    weights: Tensor, rows: Tensor, member: Tensor | None = None, runs: ByRun | None = None
+) -> tuple[Tensor, Tensor]:
     r"""Round every row on its own and add up: Σ_k z^k with z^k = round(weights_k · row_k).
 
     Parameters
@@ -43,21 +72,25 @@ def whole_sum(weights: Tensor, rows: Tensor, member: Tensor | None = None) -> tu
         Shape (B, p).
     member
         Shape (B, G), zeros and ones: the sums are by group then, Σ_k member_{k,a} z^k.
+    runs
+        Of which runs the rows are: the sums are by run then.
 
     Returns
     -------
     tuple
-        The sum (p,), or the sums (G, p), as int64; and every row's Σ_j (z^k_j)², (B,).
+        The sum (p,), or the sums (G, p), as int64, those of runs (R, ...); and every row's
+        Σ_j (z^k_j)², (B,).
     """
     count, width = rows.shape
     groups = 1 if member is None else member.shape[1]
-    total = rows.new_zeros(groups, width, dtype=torch.int64)
+    shape = (groups, width) if runs is None else (runs.count, groups, width)
+    total = rows.new_zeros(shape, dtype=torch.int64)
     norms = rows.new_zeros(count, dtype=torch.float64)
     at_once = min(ROWS, max(1, AT_ONCE.get(rows.device.type, 2**17) // max(1, width)))
     # One piece of memory for all: getting it anew costs more than the sums.
     buffer = rows.new_empty(min(at_once, count), width, dtype=torch.float64)
     for piece in range(0, count, ROWS):
-        sums = rows.new_zeros(groups, width, dtype=torch.float64)
+        sums = rows.new_zeros(shape, dtype=torch.float64)
         last = min(piece + ROWS, count)
         for start in range(piece, last, at_once):
             part = slice(start, min(start + at_once, last))
@@ -65,12 +98,22 @@ def whole_sum(weights: Tensor, rows: Tensor, member: Tensor | None = None) -> tu
             torch.mul(rows[part], weights[part].unsqueeze(1), out=whole)
             whole.round_().clamp_(-LARGEST, LARGEST)
             norms[part] = row_norms(whole)
-            if member is not None:
+            if runs is not None:
+                own = None if member is None else member[part].to(whole.dtype)
+                _add_by_run(sums, runs.of_rows[part], whole, own)
+            elif member is not None:
                 sums += member[part].to(whole.dtype).T @ whole
             else:
                 sums += whole.sum(dim=0) if len(whole) > 1 else whole
         total += sums.long()
-    return (total[0] if member is None else total), norms.square_()
+    return (total[..., 0, :] if member is None else total), norms.square_()
+
+
+def _add_by_run(sums: Tensor, runs: Tensor, whole: Tensor, member: Tensor | None) -> None:
+    """Add rows to their run's sums (R, G, p), in whole numbers: exact in any order."""
+    for group in range(sums.shape[1]):
+        own = whole if member is None else whole * member[:, group : group + 1]
+        sums[:, group].index_add_(0, runs, own)
 
 
 NORMS_AT_ONCE = 2**21

@@ -5,6 +5,7 @@ from fpfl.server.loop import (
     Federation,
     Outcome,
     RoundEvent,
+    Server,
     ServerSettings,
     serve,
 )
@@ -18,6 +19,7 @@ __all__ = [
     "Outcome",
     "RoundEvent",
     "Selection",
+    "Server",
     "ServerSettings",
     "Simulation",
     "serve",

@@ -95,77 +95,149 @@ class Outcome:
     stopped: str | None = None
 
 
+class Server:
+    """A run's server between two rounds.
+
+    Parameters
+    ----------
+    w
+        w_0.
+    settings
+        What it needs to know.
+    state
+        Where a run that was kept goes on; None for one that begins.
+    """
+
+    def __init__(self, w: Tensor, settings: ServerSettings, state: ServerState | None) -> None:
+        state = state or begin(w, settings)
+        self.settings, self.rounds, self.first = settings, settings.rounds, state.round + 1
+        self._parameter = torch.nn.Parameter(state.w.to(w.device, copy=True))
+        self._optimizer = settings.optimizer([self._parameter])
+        if state.optimizer:
+            asked = [dict(group) for group in self._optimizer.param_groups]
+            self._optimizer.load_state_dict(state.optimizer)
+            for group, given in zip(self._optimizer.param_groups, asked, strict=True):
+                # Its state is the run's; its settings are what is asked for now.
+                group.update({name: value for name, value in given.items() if name != "params"})
+        self._method = moved(state.method, w.device)
+        selection = moved(state.selection, w.device)
+        self._selection = selection.under(selection_of(settings), state.round)
+        self.history = list(state.history)
+        self.diverged: str | None = None
+
+    @property
+    def w(self) -> Tensor:
+        """The parameters to broadcast."""
+        return self._parameter.detach().clone()
+
+    @property
+    def weights(self) -> Weights | None:
+        """What is broadcast beside them."""
+        return weights_of(self.settings, self._method)
+
+    def take(self, t: int, v: Tensor) -> RoundEvent | None:
+        """Take in what round t released; None where the model diverged, and stays what it was."""
+        before = self.w
+        self._method, direction, found, counts = step(self.settings, self._method, v)
+        self._parameter.grad = direction
+        self._optimizer.step()
+        after = self.w
+        # A sum is finite only if all its terms are.
+        if not bool((direction.sum() + after.sum()).isfinite()):
+            self.diverged = divergence(t)
+            self._parameter.data.copy_(before)
+            return None
+        self.history.append(row(t, found, self.settings.layout))
+        self._selection = self._selection.observe(t, before, counts, after)
+        return RoundEvent(self.history[-1], after, self.rounds, v)
+
+    def state(self) -> ServerState:
+        """All that it takes to go on."""
+        return ServerState(
+            len(self.history),
+            self.w,
+            self._optimizer.state_dict(),
+            self._method,
+            self._selection,
+            self.history,
+        )
+
+    def outcome(self, stopped: str | None) -> Outcome:
+        """The selected model, and how it went."""
+        chosen, how = self._selection.choose(self.w, len(self.history))
+        return Outcome(chosen, how, self.history, stopped)
+
+
+class Serving(Protocol):
+    """A server, or those of several runs."""
+
+    first: int
+    rounds: int
+    diverged: str | None
+
+    @property
+    def w(self) -> Tensor:
+        """The parameters to broadcast."""
+        ...
+
+    @property
+    def weights(self) -> Weights | None:
+        """What is broadcast beside them."""
+        ...
+
+    def take(self, t: int, v: Tensor) -> RoundEvent | None:
+        """Take in what round t released."""
+        ...
+
+    def state(self) -> ServerState:
+        """All that it takes to go on."""
+        ...
+
+
 def serve(
     federation: Federation,
-    w: Tensor,
-    settings: ServerSettings,
+    server: Serving,
     callbacks: Sequence[Callback] = (),
-    state: ServerState | None = None,
     keeper: Keeper | None = None,
-) -> Outcome:
-    """Run T rounds from w_0, or those that are left after a state that was kept.
+) -> str | None:
+    """Run T rounds, or those that are left after a state that was kept; why it stopped, if it did.
 
     Each round: v_t released at w_{t−1}; multipliers and direction from its totals (the method);
     one step of the optimiser; selection. A direction or a model that is not finite stops the run
     and the last good model is kept; so does a budget that is spent, and a callback that raises
     `StopTraining`.
     """
-    layout = settings.layout
-    state = state or begin(w, settings)
-    parameter = torch.nn.Parameter(state.w.to(w.device, copy=True))
-    optimizer = settings.optimizer([parameter])
-    if state.optimizer:
-        asked = [dict(group) for group in optimizer.param_groups]
-        optimizer.load_state_dict(state.optimizer)
-        for group, given in zip(optimizer.param_groups, asked, strict=True):
-            # Its state is the run's; its settings are what is asked for now.
-            group.update({name: value for name, value in given.items() if name != "params"})
-    method = moved(state.method, w.device)
-    selection = moved(state.selection, w.device).under(_selection(settings), state.round)
-    history = list(state.history)
-    stopped = diverged = None
-    for t in range(state.round + 1, settings.rounds + 1):
-        before = parameter.detach().clone()
+    stopped, done = None, server.first - 1
+    for t in range(server.first, server.rounds + 1):
         try:
-            v = federation.release(t, before, _weights(settings, method))
+            v = federation.release(t, server.w, server.weights)
         except BudgetExhaustedError as error:
             stopped = str(error)
             break
-        totals = layout.totals(
-            v, settings.normaliser, settings.smallest_count, settings.count_noise
-        )
-        method, direction = settings.method.update(method, totals, settings.tolerance)
-        parameter.grad = direction
-        optimizer.step()
-        after = parameter.detach()
-        # A sum is finite only if all its terms are.
-        if not bool((direction.sum() + after.sum()).isfinite()):
-            stopped = (
-                f"training diverged in round {t}: the update is not finite. The last good model "
-                "is kept; use a smaller learning rate, or clip"
-            )
-            diverged = t
-            parameter.data.copy_(before)
-            break
-        row = describe(t, totals, method, layout, settings.tolerance)
-        history.append(row)
-        after = after.clone()
-        selection = selection.observe(t, before, totals, after)
+        event = server.take(t, v)
+        if event is None:
+            return server.diverged
+        done = t
         try:
             for callback in callbacks:
-                callback(RoundEvent(row, after, settings.rounds, v))
+                callback(event)
         except StopTraining as stop:
-            stopped = f"a callback ended training after round {t} of {settings.rounds}: {stop}"
+            stopped = f"a callback ended training after round {t} of {server.rounds}: {stop}"
             break
         if keeper is not None and keeper.due(t):
-            rest = optimizer.state_dict()
-            keeper.keep(ServerState(t, after, rest, method, selection, history))
-    if keeper is not None and diverged is None and len(history) > state.round:
+            keeper.keep(server.state())
+    if keeper is not None and done >= server.first:
         # The end is a state like any other: a run that goes on later begins from it.
-        rest = optimizer.state_dict()
-        keeper.keep(ServerState(len(history), parameter.detach(), rest, method, selection, history))
-    chosen, how = selection.choose(parameter.detach().clone(), len(history))
-    return Outcome(chosen, how, history, stopped)
+        keeper.keep(server.state())
+    return stopped
+
+
+def divergence(t: int) -> str:
+    """Why a run stopped whose update was not finite."""
+    return (
+        f"training diverged in round {t}: the update is not finite. The last good model "
+        "is kept; use a smaller learning rate, or clip"
+    )
 
 
 def begin(w: Tensor, settings: ServerSettings) -> ServerState:
@@ -177,45 +249,77 @@ def begin(w: Tensor, settings: ServerSettings) -> ServerState:
         w=w,
         optimizer={},
         method=start(len(layout.rates), len(layout.groups), w.device),
-        selection=_selection(settings),
+        selection=selection_of(settings),
         history=[],
     )
 
 
-def _weights(settings: ServerSettings, state: MethodState) -> Weights | None:
+def weights_of(settings: ServerSettings, state: MethodState) -> Weights | None:
+    """What the method broadcasts after these rounds; None for methods that do not."""
     if not isinstance(settings.method, ReweightingMethod):
         return None
     return settings.method.weights(state, settings.normaliser, settings.tolerance)
 
 
-def _selection(settings: ServerSettings) -> Selection:
+def selection_of(settings: ServerSettings) -> Selection:
+    """Selection before the first round."""
     return Selection(
         settings.selection, settings.rounds, settings.tolerance, settings.selection_window
     )
 
 
-def describe(t: int, totals: Totals, state: MethodState, layout: Layout, tolerance: float) -> Row:
-    """A round's history row: functions of the released totals, nothing else."""
-    constrained = bool(layout.rates)
-    gap = totals.gap() if constrained else math.nan
-    accuracy = totals.accuracy()
-    row: Row = {
-        "round": t,
-        "accuracy": _known(accuracy),
-        "gap": _known(gap),
+def step(
+    settings: ServerSettings, method: MethodState, v: Tensor
+) -> tuple[MethodState, Tensor, dict[str, Tensor], Totals]:
+    """UpdateMultiplier and the direction of UpdateParameters: a pure function of released totals.
+
+    Also what the round measured, for its row, and the totals. Of several runs it is mapped by
+    ``vmap`` (`fpfl.sweeps.server`).
+    """
+    totals = settings.layout.totals(
+        v, settings.normaliser, settings.smallest_count, settings.count_noise
+    )
+    method, direction = settings.method.update(method, totals, settings.tolerance)
+    return method, direction, measured(totals, method, settings.layout, settings.tolerance), totals
+
+
+def measured(
+    totals: Totals, state: MethodState, layout: Layout, tolerance: float
+) -> dict[str, Tensor]:
+    """What a round says about itself: functions of the released totals, nothing else."""
+    found = {
+        "accuracy": totals.accuracy(),
+        "gap": totals.gap(),
         "fair": totals.fair(tolerance),
         # Of the released sum, noise included: with s√p beside it, it says what is left of a signal.
-        "gradient_norm": _known(float(totals.loss_gradient.norm())),
+        "gradient_norm": totals.loss_gradient.norm(),
     }
     if totals.clipped is not None:
-        row["clipped"] = _known(float(totals.clipped))
-    if constrained:
-        row["overall"] = dict(zip(layout.rates, _plain(totals.overall()), strict=True))
-        row["groups"] = _table(layout, totals.values())
-        row["counts"] = _table(layout, totals.n)
-        row["multipliers"] = _table(layout, state.multipliers)
-        row |= {name: _known(value) for name, value in state.figures().items()}
-    return row
+        found["clipped"] = totals.clipped
+    if layout.rates:
+        found |= {
+            "overall": totals.overall(),
+            "groups": totals.values(),
+            "counts": totals.n,
+            "multipliers": state.multipliers,
+        }
+        found |= state.figures()
+    return found
+
+
+def row(t: int, found: dict[str, Tensor], layout: Layout) -> Row:
+    """A round's row of the history, as plain numbers."""
+    described: Row = {"round": t}
+    for name, value in found.items():
+        if name == "fair":
+            described[name] = bool(value)
+        elif name == "overall":
+            described[name] = dict(zip(layout.rates, _plain(value), strict=True))
+        elif value.ndim:
+            described[name] = _table(layout, value)
+        else:
+            described[name] = _known(float(value))
+    return described
 
 
 def _table(layout: Layout, values: Tensor) -> dict[str, dict[str, float | None]]:

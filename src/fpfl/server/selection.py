@@ -70,9 +70,9 @@ class Selection:
             new = Candidate(
                 models.mean(dim=0) if len(recent) > 1 else measured,
                 (t - len(recent) + 1, t),
-                seen.accuracy(),
-                seen.gap(),
-                seen.fair(self.tolerance),
+                float(seen.accuracy()),
+                float(seen.gap()),
+                bool(seen.fair(self.tolerance)),
             )
             better = self.best is None or _better(new, self.best)
             return replace(self, recent=recent, best=new if better else self.best)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,14 +25,16 @@ from fpfl.numerics.randomness import RoundStreams
 from fpfl.privacy.assumptions import Aggregation, check_declared
 from fpfl.privacy.budget import PopulationLedger
 from fpfl.privacy.filter import Mechanism
+from fpfl.privacy.sampling import FixedSizeSampling, PoissonSampling
 from fpfl.privacy.settings import Clipping, Privacy, Sampling
 from fpfl.privacy.spending import Spending
+from fpfl.privacy.statement import PrivacyStatement
 from fpfl.runs.fingerprints import data_fingerprint
 from fpfl.runs.folder import OpenRun, RunFolder, as_run_folder
 from fpfl.runs.journal import PopulationJournal
 from fpfl.runs.resume import Kept, begun_with, noise_kept, opened, statement
 from fpfl.server.events import Training, Watching, parts_of
-from fpfl.server.loop import Callback, Federation, OptimizerFactory, begin, serve
+from fpfl.server.loop import Callback, Federation, OptimizerFactory, Outcome, Server, begin, serve
 from fpfl.server.ranks import Ranks
 from fpfl.server.selection import Rule
 from fpfl.server.simulation import Simulation
@@ -49,6 +51,7 @@ from fpfl.training.spec import (
     prepared,
 )
 from fpfl.users import isolation
+from fpfl.users.engine import CohortEngine
 from fpfl.users.local import FederatedAveraging
 from fpfl.users.precision import Precision
 
@@ -129,14 +132,9 @@ def conduct(
             stack.callback(kept.journal.close)
         if ranks.first:
             watching.begin(_training(spec, noisy, settings, kept))
-        outcome = serve(
-            federation(kept),
-            w,
-            server,
-            (watching,),
-            kept.past.state if kept else None,
-            kept.journal if kept else None,
-        )
+        running = Server(w, server, kept.past.state if kept else None)
+        stopped = serve(federation(kept), running, (watching,), kept.journal if kept else None)
+        outcome = running.outcome(stopped)
         notes += noise_notes(outcome.history, noisy, spec.layout, server.selection)
         notes += kept.past.notes if kept else ()
         for note in (*notes, *([outcome.stopped] if outcome.stopped else [])):
@@ -158,21 +156,32 @@ def conduct(
         )
         if said is not None and charging is not None:
             said = replace(said, population_ledger=charging.population.summary())
-        run = Run(
-            model=with_parameters(spec.flat, outcome.w),
-            history=outcome.history,
-            privacy=said,
-            selected=outcome.selected,
-            constraint=spec.constraint,
-            stopped=outcome.stopped,
-            warnings=notes,
-            settings=settings,
-        )
+        run = finished(spec, outcome, said, settings, notes)
         if kept and kept.journal:
             run.save(kept.journal.folder)
             kept.journal.ledger.finish(len(outcome.history), outcome.stopped)
     watching.end(run)
     return run
+
+
+def finished(
+    spec: TrainingSpec,
+    outcome: Outcome,
+    said: PrivacyStatement | None,
+    settings: dict[str, Any],
+    notes: tuple[str, ...],
+) -> Run:
+    """What came out of a training, with its privacy statement."""
+    return Run(
+        model=with_parameters(spec.flat, outcome.w),
+        history=outcome.history,
+        privacy=said,
+        selected=outcome.selected,
+        constraint=spec.constraint,
+        stopped=outcome.stopped,
+        warnings=notes,
+        settings=settings,
+    )
 
 
 def _training(
@@ -192,6 +201,95 @@ def _training(
         rounds=rounds,
         fresh=kept.past.next_round if kept else 1,
     )
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A training by simulation that is settled, but for who computes the users' vectors.
+
+    Parameters
+    ----------
+    spec
+        What was settled.
+    data
+        The population, beside the model.
+    third_party, sampling
+        Who clips, adds up and adds noise; how cohorts are drawn.
+    seed
+        Of cohorts.
+    precision
+        See `Precision`.
+    more
+        Settings of a simulation, beside the spec's own, as plain values.
+    """
+
+    spec: TrainingSpec
+    data: FederatedDataset
+    third_party: ThirdParty
+    sampling: PoissonSampling | FixedSizeSampling
+    seed: int | None
+    precision: Precision
+    more: dict[str, Any]
+
+    def engine(self, memory: int | None) -> tuple[CohortEngine, str | None]:
+        """What computes v^k; and why it computes every user alone, where it does."""
+        spec, schema = self.spec, self.data.schema
+        engine = spec.engine(
+            self.data,
+            memory=memory_budget(memory, spec.flat.vector().device),
+            precision=self.precision,
+            private=spec.privacy is not None,
+            expected=spec.cohort * (schema.samples_per_user or 1.0),
+        )
+        return isolation.checked(engine) if spec.privacy is not None else (engine, None)
+
+
+def prepare(
+    model: nn.Module,
+    data: FederatedDataset,
+    *,
+    privacy: Privacy | None = None,
+    sampling: Sampling | None = None,
+    seed: int | None = None,
+    noise_seed: int | None = None,
+    precision: Precision = "float32",
+    device: torch.device | str | None = None,
+    where: RunFolder | None = None,
+    **settings: Any,
+) -> Prepared:
+    """Check and settle what `train` was asked for; ``settings`` are those of a `TrainingSpec`."""
+    if privacy is not None and getattr(privacy, "copies", 1) != 1:
+        raise ValueError(
+            f"copies={privacy.copies} is for federations: in a simulation all of a person's data "
+            "is one user's. Leave it out"
+        )
+    check_words("best", sampling, 1, precision)
+    flat, data = prepared(model, data, device)
+    spec = TrainingSpec.settle(flat, data.schema, population=data.K, privacy=privacy, **settings)
+    if privacy is None or noise_seed is not None:
+        # A real private run says nothing about its data but through noise.
+        check_data(data, spec.constraint)
+    declared: dict[str, Any] = {}
+    if privacy is not None:
+        # A run that goes on keeps its noise, whatever T is now.
+        if where is not None:
+            spec = replace(spec, noise=noise_kept(where, privacy))
+        declared = {"population_declared": data.schema.population is not None}
+    plan = spec.plan
+    if plan is not None:
+        check_declared(plan.neighbours, declared["population_declared"])
+    source = SystemNoise() if noise_seed is None else SeededNoise(noise_seed)
+    third_party = ThirdParty(spec.layout.slices, spec.blocks, plan, source)
+    chosen = chosen_sampling(sampling, plan, data, spec.cohort)
+    more = {
+        "sampling": type(chosen).__name__,
+        "precision": precision,
+        "processes": 1,
+        "seeded_cohorts": seed is not None,
+        "seeded_noise": noise_seed is not None,
+        **declared,
+    }
+    return Prepared(spec, data, third_party, chosen, seed, precision, more)
 
 
 def train(
@@ -291,70 +389,39 @@ def train(
     Run
         The selected model, the history, the privacy statement.
     """
-    if privacy is not None and getattr(privacy, "copies", 1) != 1:
-        raise ValueError(
-            f"copies={privacy.copies} is for federations: in a simulation all of a person's data "
-            "is one user's. Leave it out"
-        )
-    check_words("best", sampling, 1, precision)
-    flat, data = prepared(model, data, device)
-    spec = TrainingSpec.settle(
-        flat,
-        data.schema,
-        population=data.K,
+    ranks = Ranks.current()
+    where = None if folder is None else as_run_folder(folder).once()
+    if where is not None and ledger is not None:
+        where = replace(where, ledger=Path(ledger))
+    made = prepare(
+        model,
+        data,
         cohort=cohort,
         rounds=rounds,
         constraint=constraint,
         method=method,
         privacy=privacy,
         clip=clip,
+        sampling=sampling,
         learning_rate=learning_rate,
         optimizer=optimizer,
         normaliser=normaliser,
-        selection=selection,
-        selection_window=selection_window,
         samples_per_user=samples_per_user,
         local=local,
-    )
-    if privacy is None or noise_seed is not None:
-        # A real private run says nothing about its data but through noise.
-        check_data(data, constraint)
-    ranks = Ranks.current()
-    # Processes of one simulation start from the first one's parameters and draw the same cohorts.
-    w = ranks.from_first(flat.vector())
-    common = ranks.agreed_seed(seed)
-    engine = spec.engine(
-        data,
-        memory=memory_budget(memory, w.device),
+        selection=selection,
+        selection_window=selection_window,
+        seed=seed,
+        noise_seed=noise_seed,
         precision=precision,
-        private=privacy is not None,
-        expected=cohort * (data.schema.samples_per_user or 1.0),
+        device=device,
+        where=where,
     )
-    refused = None
-    where = None if folder is None else as_run_folder(folder).once()
-    if where is not None and ledger is not None:
-        where = replace(where, ledger=Path(ledger))
-    declared: dict[str, Any] = {}
-    if privacy is not None:
-        engine, refused = isolation.checked(engine)
-        # A run that goes on keeps its noise, whatever T is now.
-        if where is not None:
-            spec = replace(spec, noise=noise_kept(where, privacy))
-        declared = {"population_declared": data.schema.population is not None}
-    plan = spec.plan
-    if plan is not None:
-        check_declared(plan.neighbours, declared["population_declared"])
-    source = SystemNoise() if noise_seed is None else SeededNoise(noise_seed)
-    third_party = ThirdParty(spec.layout.slices, spec.blocks, plan, source)
-    chosen = chosen_sampling(sampling, plan, data, cohort)
-    more = {
-        "sampling": type(chosen).__name__,
-        "precision": precision,
-        "processes": ranks.size,
-        "seeded_cohorts": seed is not None,
-        "seeded_noise": noise_seed is not None,
-        **declared,
-    }
+    spec, data, third_party, plan = made.spec, made.data, made.third_party, made.spec.plan
+    # Processes of one simulation start from the first one's parameters and draw the same cohorts.
+    w = ranks.from_first(spec.flat.vector())
+    common = ranks.agreed_seed(seed)
+    engine, refused = made.engine(memory)
+    more = made.more | {"processes": ranks.size}
     alike = (spec.settings | more, plan, spec.blocks, spec.layout, seed)
     # Who computes a user goes by the sizes of all: other kernels would make other last bits of it.
     kernels = torch.backends.cpu.get_cpu_capability(), torch.get_num_threads(), torch.__version__
@@ -376,7 +443,7 @@ def train(
         return Simulation(
             engine,
             third_party,
-            chosen,
+            made.sampling,
             RoundStreams(common, "cohorts"),
             RoundStreams(common, "samples"),
             rounds,

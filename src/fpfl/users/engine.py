@@ -31,7 +31,7 @@ from fpfl.fairness.constraints import Constraint
 from fpfl.fairness.groups import Groups
 from fpfl.fairness.rates import Rate
 from fpfl.fairness.totals import Weights
-from fpfl.numerics.randomness import hashed
+from fpfl.numerics.summing import ByRun
 from fpfl.users import task
 from fpfl.users.dispatch import Costs, chosen_pass
 from fpfl.users.dropout import keyed
@@ -43,7 +43,7 @@ from fpfl.users.local import FederatedAveraging, LocalPass
 from fpfl.users.packing import Batch, Ints
 from fpfl.users.passes import LayerPass, Objective, Pass, VmapPass
 from fpfl.users.precision import THREADS, Precision, computing, repeatable_sums
-from fpfl.users.reading import Chunk, Reader
+from fpfl.users.reading import Chunk, Reader, Runs
 from fpfl.users.rows import CellGradients, Gradients, UserRows
 from fpfl.users.steady import SMALL_TILE, filled_rows, tile_for
 from fpfl.users.weighting import Weighting
@@ -161,9 +161,19 @@ class CohortEngine:
         """
         return self.computed(w, self.chunks(users, key, share), weights)
 
-    def chunks(self, users: Ints, key: int = 0, share: tuple[int, int] = (0, 1)) -> Iterator[Chunk]:
-        """Read and pack the users, in chunks; nothing here depends on w."""
-        return self._reader.chunks(users, key, share)
+    def chunks(
+        self,
+        users: Ints,
+        key: int = 0,
+        share: tuple[int, int] = (0, 1),
+        runs: Runs | None = None,
+    ) -> Iterator[Chunk]:
+        """Read and pack the users, in chunks; nothing here depends on w.
+
+        Of several runs the users are those of all their cohorts, and w and the weights have one
+        more dimension, in front.
+        """
+        return self._reader.chunks(users, key, share, runs)
 
     def computed(
         self, w: Tensor, chunks: Iterator[Chunk], weights: Weights | None = None
@@ -204,8 +214,10 @@ class CohortEngine:
         if len(chunk.users) == 1:
             yield self._nothing(w, chunk)
             return
-        for user in chunk.users:
-            for alone in self._reader.chunks(np.array([user]), chunk.key, (0, 1)):
+        lanes = chunk.batch.lanes
+        for k in range(len(chunk.users)):
+            one = chunk.members.some(slice(k, k + 1))
+            for alone in self._reader.again(one, 0 if lanes is None else lanes.runs):
                 try:
                     yield self._compute(w, alone, weights)
                 except Exception:
@@ -214,6 +226,7 @@ class CohortEngine:
     def _nothing(self, w: Tensor, chunk: Chunk) -> UserRows:
         """What a user sends who cannot be computed: no numbers, which clipping makes zero."""
         count = len(self._rates) if not self._whole else 0
+        runs = _runs_of(chunk)
         gradients = w.new_zeros(1, 1 + count, self.model.size)
         member = chunk.member.new_zeros(1, chunk.member.shape[1])
         owner = torch.zeros(1, dtype=torch.int64, device=w.device)
@@ -221,9 +234,10 @@ class CohortEngine:
         return UserRows(
             self.layout,
             chunk.users,
-            CellGradients(gradients + torch.nan, owner, member, 1, self.layout.partition),
+            CellGradients(gradients + torch.nan, owner, member, 1, self.layout.partition, runs),
             w.new_full((1, width), torch.nan),
             self._columns,
+            runs,
         )
 
     def _compute(self, w: Tensor, chunk: Chunk, weights: Weights | None) -> UserRows:
@@ -232,6 +246,8 @@ class CohortEngine:
         batch, member = chunk.batch, chunk.member
         if self._whole:  # before the precision is lowered: weights are exact
             weights = weights or Weights.nothing(member.shape[1], len(self._rates), w)
+            if batch.lanes is not None and weights.overall.ndim == 2:
+                weights = weights.of_rows(batch.lanes.of_cells[batch.cell])
             batch = self._weighting.weighted(batch, member, weights)
         self._make_ready(w, batch)
         with (
@@ -241,22 +257,39 @@ class CohortEngine:
             gradients, output = self._gradients(w, chunk, batch)
             if self.stochastic:
                 # The counts are of the model that is released, which drops nothing out.
-                output = self._pass.outputs(w, chunk.batch.features)
+                output = self._outputs(w, chunk.batch)
         with (
             torch.no_grad(),
             repeatable_sums(w.device),
             computing("float32", w.device, self.threads),
         ):
             counts = self._counts(output.to(w.dtype), chunk)
-        rows = UserRows(self.layout, chunk.users, gradients, counts, self._columns)
+        runs = _runs_of(chunk)
+        rows = UserRows(self.layout, chunk.users, gradients, counts, self._columns, runs)
         if chunk.broken is None:
             return rows
         return replace(rows, counts=counts.masked_fill(chunk.broken.unsqueeze(1), torch.nan))
 
     def _seed(self, chunk: Chunk) -> int:
         """What torch's own dropout is drawn from, where a chunk is one user."""
-        start = int(self.data.rows(chunk.users[:1], strict=False)[0][0])
-        return int(hashed(chunk.key, int(chunk.users[0]), int(chunk.batch.samples[0]) - start))
+        first = np.array([0])
+        within = chunk.batch.samples[:1].cpu().numpy() - chunk.members.starts[:1]
+        return int(chunk.members.hashed(first, within)[0])
+
+    def _outputs(self, w: Tensor, batch: Batch) -> Tensor:
+        """The rows' outputs with nothing dropped out."""
+        if batch.lanes is None:
+            return self._pass.outputs(w, batch.features)
+        of_rows = batch.lanes.of_cells[batch.cell]
+        output: Tensor | None = None
+        for run in torch.unique(of_rows).tolist():
+            rows = (of_rows == run).nonzero().squeeze(1)
+            own = self._pass.outputs(w[run], batch.features[rows])
+            if output is None:
+                output = own.new_zeros(len(of_rows), *own.shape[1:])
+            output[rows] = own
+        assert output is not None  # a chunk has users
+        return output
 
     def fresh_pass(self) -> Pass:
         """A pass of its own for who wants to try it; the engine's is left as it is."""
@@ -337,6 +370,8 @@ class CohortEngine:
         """Check the pass once more before its first use on real samples, and give it graphs."""
         if "_ready" in self.__dict__:
             return
+        if batch.lanes is not None:
+            w, batch = w[0], replace(batch, lanes=None)
         way = self._pass
         if isinstance(way, LayerPass) and self.private:
             if not self.stochastic:
@@ -384,6 +419,7 @@ class CohortEngine:
             pieces=self.local is None,
             alone=self._alone,
             looking=self.private,
+            tile=self._pass.tile if isinstance(self._pass, LayerPass) else None,
         )
 
     def _gradients(self, w: Tensor, chunk: Chunk, batch: Batch) -> tuple[Gradients, Tensor]:
@@ -392,12 +428,15 @@ class CohortEngine:
         way = self._pass
         if chunk.factored and isinstance(way, LayerPass):
             factors, seeds, output = way.factors(w, batch)
-            sizes = batch.packing.sizes
-            return FactoredGradients(factors, seeds, member, sizes, self.model.size), output
+            packed = batch.packing
+            return FactoredGradients(
+                factors, seeds, member, packed.sizes, self.model.size,
+                None if batch.lanes is None else packed.padded, _runs_of(chunk),
+            ), output  # fmt: skip
         gradients, output = way(w, batch)
         member = member[: len(chunk.owner)]  # without groups where users are whole
         return CellGradients(
-            gradients, chunk.owner, member, len(chunk.users), self.layout.partition
+            gradients, chunk.owner, member, len(chunk.users), self.layout.partition, _runs_of(chunk)
         ), output
 
     def _counts(self, output: Tensor, chunk: Chunk) -> Tensor:
@@ -448,6 +487,12 @@ class CohortEngine:
                 columns[name] = slice(start, stop)
                 start = stop
         return columns
+
+
+def _runs_of(chunk: Chunk) -> ByRun | None:
+    """The users' runs, where there are several."""
+    lanes = chunk.batch.lanes
+    return None if lanes is None else ByRun(lanes.runs, lanes.of_users)
 
 
 def _added(rows: Tensor, owner: Tensor, owners: int) -> Tensor:

@@ -44,7 +44,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from fpfl.numerics.summing import STEP_BITS, tree_sum, weighted_sum
+from fpfl.numerics.summing import STEP_BITS, ByRun, tree_sum, weighted_sum
 from fpfl.users.packing import Ints
 from fpfl.users.precision import repeatable_sums
 from fpfl.users.rows import LOSS, OVERALL
@@ -110,8 +110,11 @@ class Pairs:
     owner: Tensor
 
     @classmethod
-    def of(cls, sizes: Ints, device: torch.device) -> Pairs:
-        """The pairs of users with the given numbers of samples, one user after the other."""
+    def of(cls, sizes: Ints, device: torch.device, padded: Ints | None = None) -> Pairs:
+        """The pairs of users with the given numbers of samples, one user after the other.
+
+        ``padded`` is how many rows each has, where that is more.
+        """
         starts = np.cumsum(sizes) - sizes
         left = np.arange(int(sizes.sum())) - np.repeat(starts, sizes)  # samples before this one
         later = np.repeat(np.arange(len(left)), left)
@@ -119,6 +122,9 @@ class Pairs:
         first = np.repeat(starts, sizes) - (np.cumsum(left) - left)
         earlier = first[later] + np.arange(len(later))
         user = np.repeat(np.arange(len(sizes)), sizes)[later]
+        if padded is not None:
+            shift = (np.cumsum(padded) - padded - starts)[user]
+            earlier, later = earlier + shift, later + shift
         one, other, owner = torch.from_numpy(np.stack([earlier, later, user])).to(device)
         return cls(one, other, owner)
 
@@ -146,15 +152,15 @@ class _Layer:
         return int(out if self.x is None else out * self.x.numbers.shape[1] * 4**INPUT_BITS)
 
     def put(self, total: Tensor, rows: slice | list[int], product: Tensor) -> None:
-        """Add a product (Q, out, in), or (Q, out), to where it belongs."""
+        """Add a product (R, Q, out, in), or (R, Q, out), to where it belongs."""
         if self.x is None:
-            total[rows, self.places[0]] += product
+            total[:, rows, self.places[0]] += product
             return
         first, *rest = self.places
-        columns = (first.stop - first.start) // product.shape[1]
-        total[rows, first] += product[..., :columns].flatten(1)
+        columns = (first.stop - first.start) // product.shape[2]
+        total[:, rows, first] += product[..., :columns].flatten(2)
         for place in rest:
-            total[rows, place] += product[..., columns]
+            total[:, rows, place] += product[..., columns]
 
 
 @dataclass(frozen=True)
@@ -170,9 +176,14 @@ class FactoredGradients:
     member
         Shape (N, G): the samples' groups, as numbers.
     sizes
-        How many samples each user has, one user's after the other's, in rising order.
+        How many samples each user has, one user's after the other's; in rising order, but for
+        users of several runs.
     parameters
         p.
+    padded
+        How many rows each user has, where that is more.
+    runs
+        Of which runs the users are, where there are several; a run's are together.
     """
 
     factors: Sequence[Factor]
@@ -180,6 +191,8 @@ class FactoredGradients:
     member: Tensor
     sizes: Ints
     parameters: int
+    padded: Ints | None = None
+    runs: ByRun | None = None
 
     @property
     def users(self) -> int:
@@ -217,43 +230,58 @@ class FactoredGradients:
         """See `Gradients`."""
         weights, seeds = self._weights(names)
         weights = weights * scale.index_select(0, self.owner)
-        total = scale.new_zeros(len(weights), self.parameters, dtype=torch.int64)
+        total = scale.new_zeros(self._count, len(weights), self.parameters, dtype=torch.int64)
         for layer in self._layers:
             unit = layer.unit
             for seed, rows in _selections(seeds, len(unit)):
                 # (Q, N) weights on (N, out) gradients, in whole steps.
                 c = (weights[rows] * unit[seed]).unsqueeze(2)
                 steps = (c * layer.g.numbers[seed]).round_().transpose(1, 2)
-                for part in self._parts:
-                    some = steps[..., part]
-                    if layer.x is None:
-                        product = some.sum(dim=2)
-                    else:
-                        flat = some.reshape(-1, some.shape[2]) @ layer.x.numbers[part]
-                        product = flat.reshape(*some.shape[:2], -1)
-                    layer.put(total, rows, product.long())
+                if layer.x is None:
+                    found = [steps[..., part].sum(dim=2) for _, part in self._parts]
+                    products = torch.stack(found)
+                else:
+                    x, flat = layer.x.numbers, steps.shape[0] * steps.shape[1]
+                    products = x.new_empty(len(self._parts), flat, x.shape[1])
+                    for product, (_, part) in zip(products, self._parts, strict=True):
+                        torch.mm(steps[..., part].reshape(flat, -1), x[part], out=product)
+                    products = products.reshape(len(products), *steps.shape[:2], -1)
+                layer.put(total, rows, self._by_run(products.long()))
         counts = [len(self._block_weights(name)[0]) for name in names]
-        found = torch.split(total, counts)
-        return {n: t.reshape(-1) for n, t in zip(names, found, strict=True)}, None
+        blocks = torch.split(total[0] if self.runs is None else total, counts, dim=-2)
+        return {n: t.flatten(-2) for n, t in zip(names, blocks, strict=True)}, None
+
+    @property
+    def _count(self) -> int:
+        return 1 if self.runs is None else self.runs.count
+
+    def _by_run(self, parts: Tensor) -> Tensor:
+        """Add up parts (P, ...) of the same run: (R, ...)."""
+        runs = [run for run, _ in self._parts]
+        if runs == list(range(self._count)):
+            return parts
+        total = parts.new_zeros(self._count, *parts.shape[1:])
+        return total.index_add_(0, torch.tensor(runs, device=parts.device), parts)
 
     def totals(self, names: Collection[str], scale: Tensor) -> dict[str, Tensor]:
         """See `Gradients`."""
         weights, seeds = self._weights(names)
         weights = weights * scale.index_select(0, self.owner)
-        total = scale.new_zeros(len(weights), self.parameters, dtype=torch.float64)
+        total = scale.new_zeros(self._count, len(weights), self.parameters, dtype=torch.float64)
         for factor in self.factors:
             for seed, rows in _selections(seeds, len(factor.g)):
                 part, g = weights[rows], factor.g[seed]
-                if factor.x is None:
-                    total[rows, factor.place] = weighted_sum(part, g).to(total.dtype)
-                    continue
                 # (Q, N) weights on (N, out) gradients, against (N, in) inputs: one product where
                 # there are not too many samples for its precision.
-                scaled = (part.unsqueeze(1) * g.T).reshape(-1, len(g))
-                product = weighted_sum(scaled, factor.x).reshape(len(part), -1)
-                total[rows, factor.place] = product.to(total.dtype)
+                x = factor.x
+                scaled = part if x is None else (part.unsqueeze(1) * g.T).reshape(-1, len(g))
+                other = g if x is None else x
+                for run, some in self._spans:
+                    product = weighted_sum(scaled[:, some], other[some]).reshape(len(part), -1)
+                    total[run, rows, factor.place] = product.to(total.dtype)
         counts = [len(self._block_weights(name)[0]) for name in names]
-        return {n: t.reshape(-1) for n, t in zip(names, torch.split(total, counts), strict=True)}
+        blocks = torch.split(total[0] if self.runs is None else total, counts, dim=-2)
+        return {n: t.flatten(-2) for n, t in zip(names, blocks, strict=True)}
 
     def block(self, name: str) -> Tensor:
         """See `Gradients`: user by user, for whoever wants to look."""
@@ -285,19 +313,39 @@ class FactoredGradients:
     @cached_property
     def owner(self) -> Tensor:
         """Shape (N,): the samples' users."""
-        owner = np.repeat(np.arange(self.users), self.sizes)
+        owner = np.repeat(np.arange(self.users), self._rows)
         return torch.from_numpy(owner).to(self.weights.device)
+
+    @property
+    def _rows(self) -> Ints:
+        return self.sizes if self.padded is None else self.padded
 
     @cached_property
     def _pairs(self) -> Pairs:
-        return Pairs.of(self.sizes, self.weights.device)
+        return Pairs.of(self.sizes, self.weights.device, self.padded)
 
     @cached_property
-    def _parts(self) -> list[slice]:
-        """Rows of `AT_ONCE` users each."""
-        edges = np.concatenate([[0], np.cumsum(self.sizes)])
-        bounds = [*range(0, self.users, AT_ONCE), self.users]
-        return [slice(int(edges[a]), int(edges[b])) for a, b in pairwise(bounds)]
+    def _spans(self) -> list[tuple[int, slice]]:
+        """Each run that there is, and its rows."""
+        return self._cut(self.users)
+
+    @cached_property
+    def _parts(self) -> list[tuple[int, slice]]:
+        """Runs, and rows of up to `AT_ONCE` users of them."""
+        return self._cut(AT_ONCE)
+
+    def _cut(self, most: int) -> list[tuple[int, slice]]:
+        edges = np.concatenate([[0], np.cumsum(self._rows)])
+        runs = np.zeros(self.users, dtype=np.int64)
+        if self.runs is not None:
+            runs = self.runs.of_rows.cpu().numpy()
+        first = np.flatnonzero(np.diff(runs, prepend=-1))
+        bounds = [*first.tolist(), self.users]
+        return [
+            (int(runs[begin]), slice(int(edges[a]), int(edges[min(a + most, end)])))
+            for begin, end in pairwise(bounds)
+            for a in range(begin, end, most)
+        ]
 
     @cached_property
     def _layers(self) -> list[_Layer]:

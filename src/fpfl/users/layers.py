@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from fpfl.numerics.summing import tree_sum
 from fpfl.users import steady
+from fpfl.users.lanes import Lanes
 from fpfl.users.packing import Bucket
 
 
@@ -72,6 +73,15 @@ class Recorder(ABC):
         self.calls: list[Call] = []
         self.samples = 0
         self.anchor: Tensor | None = None
+
+    @property
+    def laned(self) -> bool:
+        """Whether it can compute tiles with parameters of their own (`enter`)."""
+        return False
+
+    def enter(self, w: Tensor | None, lanes: Lanes | None) -> None:
+        """Compute with the parameters w (R, p) of runs, tile by tile; None: with the layer's."""
+        raise NotImplementedError(f"{type(self).__name__} has one set of parameters")
 
     @classmethod
     def knows(cls, layer: Any) -> bool:

@@ -75,10 +75,11 @@ class LocalPass(VmapPass):
         sizes = torch.from_numpy(batch.packing.sizes).to(w.device, w.dtype)
         for part, bucket, cells in self.parts(batch):
             real = cells.stop - cells.start
-            gradient, output = self.bucket(w, part, bucket)
+            own = self.of_cells(w, batch, bucket, cells)
+            gradient, output = self.bucket(own, part, bucket)
             outputs.append(output[: real * bucket.size])
             own_sizes = filled_rows(sizes[cells], bucket.units).clamp(min=1.0)
-            total, own = gradient, w
+            total = gradient
             for _ in range(self.local.steps - 1):
                 step = self.local.learning_rate / own_sizes.unsqueeze(1)
                 own = own - step * gradient[:, 0]

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,6 +21,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fpfl.users.steady import filled_rows
+
+if TYPE_CHECKING:
+    from fpfl.users.lanes import Lanes
 
 Ints = NDArray[np.int64]
 
@@ -119,7 +123,8 @@ class Packing:
 class Batch:
     """A packed batch's tensors: N rows, and R conditions as numbers, 0 for padding.
 
-    ``keys`` are what a row's dropout is drawn from: its user's and its own.
+    ``keys`` are what a row's dropout is drawn from: its user's and its own; ``lanes`` say which
+    run everything belongs to, where there are several.
     """
 
     packing: Packing
@@ -130,6 +135,7 @@ class Batch:
     conditions: Tensor  # (R, N)
     cell: Tensor  # (N,)
     keys: Tensor | None = None  # (N,)
+    lanes: Lanes | None = None
 
     def part(self, rows: slice, count: int) -> Batch:
         """Some of its rows, filled up to ``count`` with rows of zeros."""
@@ -166,12 +172,23 @@ class Batch:
     def to(self, device: torch.device) -> Batch:
         """The same on another device."""
         tensors = (self.features, self.labels, self.real, self.conditions, self.cell)
-        return Batch(self.packing, self.samples, *(each.to(device) for each in tensors))
+        features, labels, real, conditions, cell = (each.to(device) for each in tensors)
+        return Batch(self.packing, self.samples, features, labels, real, conditions, cell)
 
 
-def side_by_side(cells: Cells) -> Packing:
-    """Cells in the order they come, for who needs no rectangles: no buckets, no padding."""
-    return Packing(cells.starts, cells.sizes, cells.sizes, cells.owner, cells.users, ())
+def side_by_side(cells: Cells, runs: Ints | None = None, tile: int | None = None) -> Packing:
+    """Cells in the order they come, for who needs no rectangles: no buckets, no padding.
+
+    But for users of several runs, each with its users together: a run's last one is padded, so that
+    the next run begins with a tile.
+    """
+    padded = cells.sizes
+    if runs is not None and tile is not None and len(runs):
+        last = np.flatnonzero(np.append(runs[1:] != runs[:-1], True))
+        rows = np.diff(np.cumsum(padded)[last], prepend=0)
+        padded = padded.copy()
+        padded[last] += -rows % tile
+    return Packing(cells.starts, cells.sizes, padded, cells.owner, cells.users, ())
 
 
 def pack(cells: Cells, steps: int) -> Packing:

@@ -32,10 +32,11 @@ from fpfl.users.dropout import Keyed, keyed
 from fpfl.users.factored import Factor
 from fpfl.users.flat import FlatModel
 from fpfl.users.graphs import Graphs, Recording, repeatable
+from fpfl.users.lanes import Lanes
 from fpfl.users.layers import Call, LayerError, Recorder
 from fpfl.users.packing import Batch, Bucket
 from fpfl.users.recorders import REGISTER
-from fpfl.users.steady import in_tiles, steady, tile_for
+from fpfl.users.steady import filled_rows, in_tiles, steady, tile_for
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ class VmapPass:
         """See `Pass`."""
         gradients, outputs = [], []
         for part, bucket, cells in self.parts(batch):
-            gradient, output = self.bucket(w, part, bucket)
+            gradient, output = self.bucket(self.of_cells(w, batch, bucket, cells), part, bucket)
             gradients.append(gradient[: cells.stop - cells.start])
             outputs.append(output[: (cells.stop - cells.start) * bucket.size])
         return torch.cat(gradients), torch.cat(outputs)
@@ -172,6 +173,12 @@ class VmapPass:
                 cells = slice(bucket.first + first, bucket.first + first + real)
                 part = batch.part(rows, units * bucket.size)
                 yield part, Bucket(0, 0, units, bucket.size), cells
+
+    def of_cells(self, w: Tensor, batch: Batch, bucket: Bucket, cells: slice) -> Tensor:
+        """The parameters that cells of a batch are computed with: (p,), or (units, p) of runs."""
+        if batch.lanes is None:
+            return w
+        return filled_rows(w.index_select(0, batch.lanes.of_cells[cells]), bucket.units)
 
     def bucket(self, w: Tensor, batch: Batch, bucket: Bucket) -> tuple[Tensor, Tensor]:
         """Gradients of the cells of a bucket and outputs of its rows, at one w or each at its own.
@@ -340,6 +347,8 @@ class LayerPass:
 
     def record(self, w: Tensor, batch: Batch) -> Recording:
         """Run forward and backward; what the layers remember."""
+        if batch.lanes is not None:
+            return self._in_lanes(w, batch, batch.lanes)
         self.w.copy_(w)
         once = self._record if self.graphs is None else self.graphs
         rows = len(batch.features)
@@ -350,6 +359,26 @@ class LayerPass:
             part = once(batch.part(some, tile)).first(some.stop - start)
             parts.append(part if self.graphs is None or tile >= rows else part.kept())
         return Recording.joined(parts)
+
+    def _in_lanes(self, w: Tensor, batch: Batch, lanes: Lanes) -> Recording:
+        """The same for rows of several runs, w having one more dimension, in front."""
+        rows = replace(batch, lanes=None) if lanes.order is None else batch.chosen(lanes.order)
+        if all(recorder.laned for recorder in self.recorders) and not _autocast(w.device):
+            # Together: a product for each tile, and one call of everything else.
+            for recorder in self.recorders:
+                recorder.enter(w, lanes)
+            try:
+                recording = self._record(rows)
+            finally:
+                for recorder in self.recorders:
+                    recorder.enter(None, None)
+        else:
+            parts = []
+            for run, span in lanes.spans:
+                part = self.record(w[run], rows.part(span, span.stop - span.start))
+                parts.append(part if self.graphs is None else part.kept())
+            recording = Recording.joined(parts)
+        return recording if lanes.place is None else recording.chosen(lanes.place)
 
     def outputs(self, w: Tensor, features: Tensor) -> Tensor:
         """The outputs with nothing dropped out."""
@@ -427,6 +456,10 @@ class LayerPass:
                 seeds = [call.g[0] * each.reshape(shape).to(call.g[0].dtype) for each in weights]
             for bucket in batch.packing.buckets:
                 recorder.write(call, seeds, bucket, gradients[bucket.cells], add=number > 0)
+
+
+def _autocast(device: torch.device) -> bool:
+    return torch.is_autocast_enabled(device.type)
 
 
 def _reversed(call: Call, twin: Call) -> bool:

@@ -23,6 +23,7 @@ from fpfl.fairness.groups import Groups
 from fpfl.fairness.rates import Rate
 from fpfl.numerics.randomness import hashed
 from fpfl.users.dispatch import Costs
+from fpfl.users.lanes import Lanes
 from fpfl.users.packing import (
     Batch,
     Cells,
@@ -35,6 +36,58 @@ from fpfl.users.packing import (
     room,
     side_by_side,
 )
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Of which runs users are, where several are computed side by side.
+
+    Parameters
+    ----------
+    of_users
+        Each user's run, (B,).
+    keys
+        What is random on a device is drawn from, by run, (R,).
+    first
+        Where each run's population begins among all users, (R,): a user's own number is what is
+        left.
+    """
+
+    of_users: Ints
+    keys: Ints
+    first: Ints
+
+
+@dataclass(frozen=True)
+class Members:
+    """Users to be read: their rows among the samples, and what their randomness is drawn from.
+
+    ``numbers`` are the users' own in their population, ``keys`` one for all or one for each.
+    """
+
+    users: Ints
+    starts: Ints
+    sizes: Ints
+    keys: int | Ints
+    numbers: Ints
+    runs: Ints | None = None
+
+    def some(self, which: slice | Ints) -> Members:
+        """Some of them."""
+        return Members(
+            self.users[which],
+            self.starts[which],
+            self.sizes[which],
+            self.keys if isinstance(self.keys, int) else self.keys[which],
+            self.numbers[which],
+            None if self.runs is None else self.runs[which],
+        )
+
+    def hashed(self, of: Ints, within: Ints) -> Ints:
+        """A number for every sample, given its user among these and its place in that user."""
+        keys = self.keys if isinstance(self.keys, int) else self.keys[of]
+        found: Ints = hashed(keys, self.numbers[of], within)  # type: ignore[arg-type]
+        return found
 
 
 @dataclass(frozen=True)
@@ -56,8 +109,8 @@ class Chunk:
         Whether gradients are to be kept as factors; users are whole then.
     unfinished
         Whether the next chunk has more samples of its (one, large) user.
-    key
-        What is random on a device is drawn from this, the user and the sample.
+    members
+        The users as they were asked for, in the same order.
     broken
         Which users have a sample that is not what the schema declares, (B,); None where nobody
         looked. They send zero.
@@ -70,7 +123,7 @@ class Chunk:
     whole: bool
     factored: bool
     unfinished: bool
-    key: int
+    members: Members
     broken: Tensor | None = None
 
 
@@ -107,6 +160,8 @@ class Reader:
         Whether users are not to be cut into cells of groups: they send one gradient.
     pieces
         Whether a user that does not fit the memory may be read in pieces.
+    tile
+        How many rows are computed together.
     """
 
     data: FederatedDataset
@@ -123,47 +178,62 @@ class Reader:
     pieces: bool = True
     alone: bool = False
     looking: bool = False
+    tile: int | None = None
 
-    def chunks(self, users: Ints, key: int, share: tuple[int, int]) -> Iterator[Chunk]:
+    def chunks(
+        self, users: Ints, key: int, share: tuple[int, int], runs: Runs | None = None
+    ) -> Iterator[Chunk]:
         """Read a share of a cohort; see `CohortEngine.statistics`."""
         starts, sizes = self.data.rows(users, strict=not self.looking)
+        members = Members(users, starts, sizes, key, users)
+        if runs is not None:
+            of = runs.of_users
+            members = Members(users, starts, sizes, runs.keys[of], users - runs.first[of], of)
         order = np.argsort(sizes, kind="stable")
         order = order[int(np.count_nonzero(sizes == 0)) :]
         # Dealt out one by one in the order of their sizes, every share gets the same of all.
-        which, of = share
-        mine = order[which::of]
-        yield from self._share(users[mine], starts[mine], sizes[mine], key)
+        which, of_shares = share
+        yield from self._share(
+            members.some(order[which::of_shares]), 0 if runs is None else len(runs.keys)
+        )
 
-    def _share(self, users: Ints, starts: Ints, sizes: Ints, key: int) -> Iterator[Chunk]:
+    def again(self, members: Members, runs: int) -> Iterator[Chunk]:
+        """Read users once more, each of whom has samples."""
+        yield from self._share(members, runs)
+
+    def _share(self, members: Members, runs: int) -> Iterator[Chunk]:
         """Read users, sorted by size, in chunks.
 
         What becomes of a user goes by its own size: factored, cells, or cells in pieces.
         """
         per_row, per_cell, memory = self.costs.row_bytes, self.costs.cell_bytes, self.memory
-        used = np.minimum(sizes, self._most)
+        used = np.minimum(members.sizes, self._most)
         large = int(np.searchsorted(used, room(per_cell, memory) / per_row, side="right"))
         few = int(np.searchsorted(used, self.costs.few, side="right")) if self.factoring else 0
         few = min(few, large)
         for begin, end in ((0, few), (few, large)):
-            small, factored = used[begin:end], begin == 0 and few > 0
+            part, factored = members.some(slice(begin, end)), begin == 0 and few > 0
+            if part.runs is not None and factored:
+                part = part.some(np.argsort(part.runs, kind="stable"))
+            small = np.minimum(part.sizes, self._most)
             if factored:
                 costs = small * per_row + small * (small - 1) / 2 * self.costs.pair_bytes
             else:
-                costs = small * per_row + self._cell_counts(users[begin:end], small) * per_cell
+                costs = small * per_row + self._cell_counts(part.users, small) * per_cell
             for cut in self._cuts(costs):
-                part = slice(begin + cut.start, begin + cut.stop)
-                source = self._source(users[part], starts[part], sizes[part], key, cut=not factored)
-                yield self._chunk(users[part], *source, key, factored=factored)
+                some = part.some(cut)
+                source = self._source(some, cut=not factored)
+                yield self._chunk(some, *source, runs, factored=factored)
             if few == large:
                 break
-        for k in range(large, len(users)):
-            one = slice(k, k + 1)
-            samples, _ = self._samples(users[one], starts[one], sizes[one], key)
+        for k in range(large, len(used)):
+            one = members.some(slice(k, k + 1))
+            samples, _ = self._samples(one)
             cuts = pieces(len(samples), per_row, per_cell, memory if self.pieces else math.inf)
             for cut in cuts:
                 owner = np.zeros(cut.stop - cut.start, dtype=np.int64)
                 source = self._cut(samples[cut], owner, users=1)
-                yield self._chunk(users[one], *source, key, unfinished=cut is not cuts[-1])
+                yield self._chunk(one, *source, runs, unfinished=cut is not cuts[-1])
 
     def _cuts(self, costs: NDArray[np.float64]) -> Iterator[slice]:
         if self.alone:
@@ -188,7 +258,9 @@ class Reader:
         order = np.argsort(owner, kind="stable")
         samples = chunk.batch.samples.cpu().numpy()[kept][order]
         source = self._cut(samples, owner[order], users=len(chunk.users))
-        return self._chunk(chunk.users, *source, chunk.key, unfinished=chunk.unfinished)
+        lanes = chunk.batch.lanes
+        runs = 0 if lanes is None else lanes.runs
+        return self._chunk(chunk.members, *source, runs, unfinished=chunk.unfinished)
 
     def _cell_counts(self, users: Ints, sizes: Ints) -> Ints:
         """How many cells each user has, or may have at most."""
@@ -201,34 +273,34 @@ class Reader:
         values = [len(self.data.schema.attributes[column].values) + 1 for column in columns]
         return np.minimum(sizes, math.prod(values))
 
-    def _source(
-        self, users: Ints, starts: Ints, sizes: Ints, key: int, *, cut: bool
-    ) -> tuple[Tensor | None, Cells]:
+    def _source(self, members: Members, *, cut: bool) -> tuple[Tensor | None, Cells]:
         """The users' cells, as runs in a list of samples (None: in the population itself)."""
+        users, starts, sizes = members.users, members.starts, members.sizes
         limited = int(sizes.max()) > self._most
         cut = cut and self.groups is not None and not self.whole
         if not limited and not cut:
             return None, Cells.of_users(starts, sizes)
         if not limited and not self.data.lazy:
             return self._table.order, self._table.cells(users)
-        samples, kept = self._samples(users, starts, sizes, key)
+        samples, kept = self._samples(members)
         if cut:
             return self._cut(samples, np.repeat(np.arange(len(users)), kept), users=len(users))
         return torch.from_numpy(samples), Cells.of_users(np.cumsum(kept) - kept, kept)
 
-    def _samples(self, users: Ints, starts: Ints, sizes: Ints, key: int) -> tuple[Ints, Ints]:
+    def _samples(self, members: Members) -> tuple[Ints, Ints]:
         """The sample numbers of the users, one after the other, and how many each user has.
 
         Of large users a random part; a sample's ticket does not depend on who else is read.
         """
+        starts, sizes = members.starts, members.sizes
         ends = np.cumsum(sizes)
         samples: Ints = np.arange(ends[-1]) + np.repeat(starts - (ends - sizes), sizes)
         limit = self._most
         if int(sizes.max()) <= limit:
             return samples, sizes
-        owner = np.repeat(np.arange(len(users)), sizes)
+        owner = np.repeat(np.arange(len(sizes)), sizes)
         within = np.arange(ends[-1]) - (ends - sizes)[owner]
-        order = np.lexsort((hashed(key, users[owner], within), owner))
+        order = np.lexsort((members.hashed(owner, within), owner))
         # Sorted by owner, so that `within` is the rank there too.
         return samples[np.sort(order[within < limit])], np.minimum(sizes, limit)
 
@@ -246,43 +318,52 @@ class Reader:
 
     def _chunk(
         self,
-        users: Ints,
+        members: Members,
         source: Tensor | None,
         cells: Cells,
-        key: int,
+        runs: int = 0,
         *,
         factored: bool = False,
         unfinished: bool = False,
     ) -> Chunk:
-        packed = side_by_side(cells) if factored else pack(cells, self.steps)
+        packed = pack(cells, self.steps)
+        if factored:
+            packed = side_by_side(cells, members.runs, self.tile)
         if packed.one_cell_each:
-            users = users[packed.owner]  # in the order of their cells
+            members = members.some(packed.owner)  # in the order of their cells
         device, dtype = self.like.device, self.like.dtype
         samples, real, cell = packed.places(self.data.features.device)
         if source is not None:
             samples = source.to(samples.device).index_select(0, samples)
-        owner = torch.from_numpy(packed.owner).to(device)
+        owners = np.arange(packed.users) if packed.one_cell_each else packed.owner
+        owner = torch.from_numpy(owners).to(device)
         features, labels, marks, sound = self._gathered(samples)
         number, cell = real.to(device, dtype), cell.to(device)
         broken = None
         if sound is not None:
-            broken = torch.zeros(len(users), dtype=torch.bool, device=device)
+            broken = torch.zeros(len(members.users), dtype=torch.bool, device=device)
             # Where every user has one cell, they are in the order of the cells.
             broken[(cell if packed.one_cell_each else owner[cell])[~sound]] = True
         keys = None
         if self.seeded:
             # By a sample's number among its user's: how many the users before have is theirs.
             place = _users_of(packed, cell)
-            within = samples.cpu().numpy() - self.data.rows(users, strict=False)[0][place]
-            keys = torch.from_numpy(hashed(key, users[place], within)).to(device)
+            within = samples.cpu().numpy() - members.starts[place]
+            keys = torch.from_numpy(members.hashed(place, within)).to(device)
         rates = len(self.rates)
         member = marks[:, rates:]
         whole = factored or self.whole
         if not whole:
             member = member[torch.from_numpy(packed.first_rows()).to(device)]
         conditions = marks[:, :rates].T * number
-        batch = Batch(packed, samples, features, labels, number, conditions, cell, keys)
-        return Chunk(users, batch, owner, member, whole, factored, unfinished, key, broken)
+        lanes = None
+        if members.runs is not None:
+            of_cells = members.runs if packed.one_cell_each else members.runs[packed.owner]
+            lanes = Lanes(runs, of_cells, packed, self.tile, factored, device)
+        batch = Batch(packed, samples, features, labels, number, conditions, cell, keys, lanes)
+        return Chunk(
+            members.users, batch, owner, member, whole, factored, unfinished, members, broken
+        )
 
     def _gathered(self, samples: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Features, labels and marks of samples, on the device, and which of them are sound.

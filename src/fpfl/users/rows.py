@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fpfl.numerics.summing import row_norms, tree_sum, weighted_sum, whole_sum
+from fpfl.numerics.summing import ByRun, row_norms, tree_sum, weighted_sum, whole_sum
 from fpfl.users.layout import Layout
 from fpfl.users.precision import repeatable_sums
 
@@ -81,6 +81,9 @@ class UserRows:
         The blocks of v that are gradients.
     counts, columns
         The other blocks as a matrix with B rows, and which columns each of them has.
+    runs
+        Of which runs the users are, where there are several: sums are by run then, with one more
+        dimension, in front.
     """
 
     layout: Layout
@@ -88,6 +91,7 @@ class UserRows:
     gradients: Gradients
     counts: Tensor
     columns: dict[str, slice]
+    runs: ByRun | None = None
 
     def __len__(self) -> int:
         return len(self.users)
@@ -119,7 +123,8 @@ class UserRows:
         if gradients:
             totals, squares = self.gradients.whole(gradients, scale)
         for name in counted:
-            totals[name], own = whole_sum(scale, self.counts[:, self.columns[name]])
+            own_columns = self.counts[:, self.columns[name]]
+            totals[name], own = whole_sum(scale, own_columns, runs=self.runs)
             squares = None if squares is None else squares + own
         return totals, squares
 
@@ -127,8 +132,11 @@ class UserRows:
         """Σ_k s_k times each named block of row k, flat."""
         gradients = [name for name in names if name in GRADIENTS]
         totals = self.gradients.totals(gradients, scale) if gradients else {}
-        summed = weighted_sum(scale, self.counts)
-        return totals | {n: summed[self.columns[n]] for n in names if n not in totals}
+        if self.runs is None:
+            summed = weighted_sum(scale, self.counts)
+        else:
+            summed = self.runs.sum(self.counts.double() * scale.double().unsqueeze(1))
+        return totals | {n: summed[..., self.columns[n]] for n in names if n not in totals}
 
     def without(self, bad: Tensor) -> UserRows:
         """The same with some users' rows zero: 0 · NaN would still be NaN."""
@@ -185,6 +193,8 @@ class CellGradients:
         B.
     partition
         Whether every cell is in exactly one group.
+    runs
+        Of which runs the users are, where there are several.
     """
 
     gradients: Tensor
@@ -192,6 +202,7 @@ class CellGradients:
     member: Tensor
     users: int
     partition: bool
+    runs: ByRun | None = None
 
     @property
     def one_cell_each(self) -> bool:
@@ -205,7 +216,21 @@ class CellGradients:
 
     def totals(self, names: Collection[str], scale: Tensor) -> dict[str, Tensor]:
         """See `Gradients`."""
+        if self.runs is not None:
+            return {name: self._total_by_run(name, scale, self.runs) for name in names}
         return {name: self._total(name, scale) for name in names}
+
+    def _total_by_run(self, name: str, scale: Tensor, runs: ByRun) -> Tensor:
+        def scaled(rows: Tensor, by: Tensor) -> Tensor:
+            return rows.double() * by.double().reshape(-1, *[1] * (rows.ndim - 1))
+
+        if name != GROUPS:
+            places = slice(0, 1) if name == LOSS else slice(1, None)
+            return runs.sum(scaled(self._user_rows[:, places], scale)).flatten(1)
+        own = scaled(self.gradients[:, 1:], scale[self.owner])
+        cells = runs.of(self.owner)
+        groups = [cells.sum(scaled(own, member)) for member in self.member.T]
+        return torch.stack(groups, dim=2).flatten(1)
 
     def _block_norms(self, name: str) -> Tensor:
         if name == GROUPS and self.partition:
@@ -257,22 +282,28 @@ class CellGradients:
     def _whole(self, name: str, scale: Tensor) -> tuple[Tensor, Tensor]:
         # The very rows whose norms were taken, as in `_total`.
         if name == LOSS:
-            return whole_sum(scale, self._user_rows[:, 0])
+            return whole_sum(scale, self._user_rows[:, 0], runs=self.runs)
         if name == OVERALL:
-            overall = [whole_sum(scale, rows) for rows in self._user_rows[:, 1:].unbind(1)]
-            return torch.cat([t for t, _ in overall]), _added([s for _, s in overall])
+            rates = self._user_rows[:, 1:].unbind(1)
+            overall = [whole_sum(scale, rows, runs=self.runs) for rows in rates]
+            return torch.cat([t for t, _ in overall], dim=-1), _added([s for _, s in overall])
         if self.partition or self.one_cell_each:
             own = scale[self.owner]
-            rates = [whole_sum(own, rows, self.member) for rows in self.gradients[:, 1:].unbind(1)]
-            squares = _added([s for _, s in rates]) * self.member.double().sum(dim=1)
-            return torch.stack([t for t, _ in rates]).reshape(-1), self._by_user(squares)
+            runs = None if self.runs is None else self.runs.of(self.owner)
+            found = [
+                whole_sum(own, rows, self.member, runs) for rows in self.gradients[:, 1:].unbind(1)
+            ]
+            squares = _added([s for _, s in found]) * self.member.double().sum(dim=1)
+            total = torch.stack([t for t, _ in found], dim=-3)
+            return total.flatten(-3), self._by_user(squares)
         squares = scale.new_zeros(self.users)
         groups = []
         for users, rows in self._group_rows:
-            total, found = whole_sum(scale[users], rows.flatten(1))
-            groups.append(total.reshape(rows.shape[1:]))
-            squares = squares.index_add(0, users, found)
-        return torch.stack(groups, dim=1).reshape(-1), squares
+            runs = None if self.runs is None else self.runs.of(users)
+            total, own = whole_sum(scale[users], rows.flatten(1), runs=runs)
+            groups.append(total.reshape(*total.shape[:-1], *rows.shape[1:]))
+            squares = squares.index_add(0, users, own)
+        return torch.stack(groups, dim=-2).flatten(-3), squares
 
     def block(self, name: str) -> Tensor:
         """See `Gradients`."""

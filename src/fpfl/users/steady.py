@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -40,6 +40,10 @@ larger ones would not stay in its caches."""
 LARGE_TILE = (512, 2**20)
 """The most rows of images or texts on a GPU, and the most numbers in them: there every tile costs
 its launches and copies."""
+
+
+TILES_AT_ONCE = 64
+"""Tiles of several runs that a GPU multiplies in one call."""
 
 
 def filled(rows: Tensor) -> Tensor:
@@ -72,6 +76,34 @@ def product(rows: Tensor, weight: Tensor) -> Tensor:
     flat = filled(rows.reshape(-1, rows.shape[-1]))
     weight = filled(filled(weight).T).T
     return (flat @ weight)[:, :out].reshape(*rows.shape[:-1], out)
+
+
+def product_in_tiles(rows: Tensor, weights: Tensor, tiles: Sequence[int]) -> Tensor:
+    """The same tile by tile, each with a weight of its own out of (R, in, out).
+
+    The rows are cut into as many tiles as there are in ``tiles``, which says whose weight each
+    has; a tile's numbers are those of `product` with that tile and that weight.
+    """
+    out = weights.shape[2]
+    flat = filled(rows.reshape(-1, rows.shape[-1]))
+    weights = filled(filled(weights).mT).mT
+    count = len(flat) // len(tiles)
+    if flat.is_cuda:
+        each = weights[torch.tensor(tiles, device=flat.device)]
+        apart = flat.reshape(len(tiles), count, -1)
+        found = [
+            torch.bmm(filled_rows(a, TILES_AT_ONCE), filled_rows(b, TILES_AT_ONCE))[: len(a)]
+            for a, b in zip(
+                torch.split(apart, TILES_AT_ONCE), torch.split(each, TILES_AT_ONCE), strict=True
+            )
+        ]
+        product = torch.cat(found).flatten(0, 1)
+    else:
+        product = flat.new_empty(len(flat), weights.shape[2])
+        parts = zip(torch.split(flat, count), torch.split(product, count), tiles, strict=True)
+        for part, place, run in parts:
+            torch.mm(part, weights[run], out=place)
+    return product[:, :out].reshape(*rows.shape[:-1], out)
 
 
 def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

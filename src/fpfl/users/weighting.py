@@ -71,10 +71,11 @@ class Weighting:
         labels = torch.zeros_like(batch.labels) if self.slopes.shape[1] == 1 else batch.labels
         slopes = self.slopes.index_select(1, labels.long())
         added = tree_sum(slopes * b, 0) if len(b) else torch.zeros_like(batch.real)
-        omega = (1.0 + added).clamp(weights.low, weights.high)
-        most = weights.high - 1.0
+        low, high = weights.low, weights.high
+        omega = (1.0 + added).clamp(low, high)  # type: ignore[arg-type]
+        most = high - 1.0
         return replace(
             batch,
             real=omega * batch.real,
-            conditions=self.unit * b[list(self.own)].clamp(-most, most),
+            conditions=self.unit * b[list(self.own)].clamp(-most, most),  # type: ignore[arg-type]
         )
