@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -39,7 +39,8 @@ from fpfl.estimator.data import check_order, codes_among
 from fpfl.fairness.gaps import evaluate_predictions
 from fpfl.privacy.budget import BudgetExhaustedError
 from fpfl.privacy.filter import Mechanism
-from fpfl.sweeps.batch import Job, trained
+from fpfl.privacy.plan import PrivacyWarning
+from fpfl.sweeps.batch import ALONE_TOO, Job, trained
 from fpfl.sweeps.charges import Account, SweepCost, refusal
 from fpfl.training import FpflWarning
 from fpfl.training.run import Run
@@ -89,7 +90,7 @@ class Table:
         self.gaps = np.full_like(self.scores, np.nan)
         self.tolerances = np.full(len(candidates), np.nan)
         self.failures: list[Exception] = []
-        self.notes: Counter[str] = Counter()
+        self._notes: dict[str, list[str]] = {}
 
     def failed(self, place: Place, error: Exception) -> None:
         """Take note of a fit that failed, or let it end the search."""
@@ -97,6 +98,12 @@ class Table:
             raise error
         self.scores[place] = self.error_score
         self.failures.append(error)
+
+    def noted(self, notes: Sequence[str]) -> None:
+        """Take note of what there is to know about a fit; a search itself is no news."""
+        for note in notes:
+            if _kind(note) != _kind(ALONE_TOO.format(runs=2)):
+                self._notes.setdefault(_kind(note), []).append(note)
 
     def check(self) -> None:
         """Refuse to choose where nothing was fitted."""
@@ -106,9 +113,10 @@ class Table:
             ) from self.failures[0]
 
     def said(self) -> Iterator[tuple[type[Warning], str]]:
-        """What the caller should know about the fits, each thing once."""
-        for note, times in self.notes.items():
-            yield FpflWarning, f"in {times} of {self.scores.size} fits: {note}"
+        """What the caller should know about the fits, each kind of thing once."""
+        for notes in self._notes.values():
+            same = "" if len(set(notes)) == 1 else ", with such numbers"
+            yield FpflWarning, f"in {len(notes)} of {self.scores.size} fits{same}: {notes[0]}"
         if self.failures:
             yield (
                 FitFailedWarning,
@@ -277,7 +285,7 @@ class FairGridSearchCV(MetaEstimatorMixin, BaseEstimator):
             except RuntimeError as error:  # it diverged
                 table.failed(place, error)
                 continue
-            table.notes.update(notes_of(run))
+            table.noted(notes_of(run))
             held, labels, groups_of, _ = (_rows(each, splits[place[1]][1]) for each in given)
             table.scores[place] = self.scorer_(estimator, held, labels)
             table.gaps[place] = _gap(estimator, held, labels, groups_of)
@@ -294,8 +302,12 @@ class FairGridSearchCV(MetaEstimatorMixin, BaseEstimator):
         if self.refit:
             start = time.perf_counter()
             self.best_estimator_ = self._candidate(self.best_params_)
-            self.best_estimator_.fit(X, y, sensitive_features=sensitive_features, users=users)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                self.best_estimator_.fit(X, y, sensitive_features=sensitive_features, users=users)
             self.refit_time_ = time.perf_counter() - start
+            for each in caught:  # about the caller's line, and not about one of this file
+                warnings.warn(each.message, each.category, stacklevel=2)
         return self
 
     # --- before and after the sweep -----------------------------------------------------------
@@ -323,7 +335,7 @@ class FairGridSearchCV(MetaEstimatorMixin, BaseEstimator):
                 charges.append(Charge(len(made), spec.rounds, mechanism, estimator.ledger))
             if spec.constraint is not None:
                 table.tolerances[candidate] = spec.constraint.tolerance
-            table.notes.update(fitting.notes)
+            table.noted(fitting.notes)
             made.append(((candidate, split), estimator, fitting))
         return made, charges
 
@@ -457,6 +469,11 @@ class FairGridSearchCV(MetaEstimatorMixin, BaseEstimator):
         return tags
 
 
+def _kind(note: str) -> str:
+    """A note without its numbers."""
+    return re.sub(r"[0-9][0-9.,]*", "#", note)
+
+
 def _print(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -509,6 +526,7 @@ def _trained(fittings: Sequence[Fitting], *, show: bool) -> Iterator[tuple[int, 
         while True:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FpflWarning)
+                warnings.simplefilter("ignore", PrivacyWarning)
                 found = next(runs, None)
             if found is None:
                 return
