@@ -242,6 +242,25 @@ def test_codes_of_held_out_rows_are_those_of_training() -> None:
     assert codes_among(attributes, some, 2).tolist() == [[1, 2], [-1, -1]]
 
 
+@loose
+def test_warnings_are_said_once_and_about_the_callers_line() -> None:
+    """What all fits, and the last one, have to say; how many there were is in it."""
+    X, y, s, _ = people(120)
+    estimator = FairPrivateClassifier(
+        constraint="fnr_parity", rounds=4, cohort=30, epsilon=1.0, delta=5e-3
+    )
+    search = FairGridSearchCV(estimator, {"tolerance": [0.1, 0.2]}, cv=2)
+    with pytest.warns() as caught:
+        search.fit(X, y, sensitive_features=s["sex"])
+    ours = [each for each in caught if "fpfl" in each.category.__module__]
+    assert {Path(each.filename).name for each in ours} == {"test_search.py"}
+    texts = [str(each.message) for each in ours]
+    assert len(set(texts)) == len(texts)
+    assert sum("in 4 of 4 fits: epsilon was given without feature_range" in t for t in texts) == 1
+    assert sum("noise dominates" in t for t in texts) <= 4
+    assert not any("side by side" in t for t in texts)
+
+
 # --- Folds ----------------------------------------------------------------------------------------
 
 

@@ -273,8 +273,14 @@ class FairGridSearchCV(MetaEstimatorMixin, BaseEstimator):
             raise ValueError("cv gives no folds; expected one or more")
         self.n_splits_, self.scorer_ = len(splits), check_scoring(self.estimator, self.scoring)
         table = Table(candidates, len(splits), self.error_score)
-        made, charges = self._made(table, splits, given)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            made, charges = self._made(table, splits, given)
+        said: set[str] = set()
+        for note, category in _once(caught, said):
+            warnings.warn(note, category, stacklevel=2)
         table.check()
+        said.update(note for *_, fitting in made for note in fitting.notes)
         self.cost_ = self._charged(charges, len(made))
         start = time.perf_counter()
         fittings = [fitting for *_, fitting in made]
@@ -306,8 +312,8 @@ class FairGridSearchCV(MetaEstimatorMixin, BaseEstimator):
                 warnings.simplefilter("always")
                 self.best_estimator_.fit(X, y, sensitive_features=sensitive_features, users=users)
             self.refit_time_ = time.perf_counter() - start
-            for each in caught:  # about the caller's line, and not about one of this file
-                warnings.warn(each.message, each.category, stacklevel=2)
+            for note, category in _once(caught, said):
+                warnings.warn(note, category, stacklevel=2)
         return self
 
     # --- before and after the sweep -----------------------------------------------------------
@@ -472,6 +478,17 @@ class FairGridSearchCV(MetaEstimatorMixin, BaseEstimator):
 def _kind(note: str) -> str:
     """A note without its numbers."""
     return re.sub(r"[0-9][0-9.,]*", "#", note)
+
+
+def _once(
+    caught: Sequence[warnings.WarningMessage], said: set[str]
+) -> Iterator[tuple[str, type[Warning]]]:
+    """Each warning that was not said yet; they are about the caller's line, not this file's."""
+    for each in caught:
+        note = str(each.message)
+        if note not in said:
+            said.add(note)
+            yield note, each.category
 
 
 def _print(text: str) -> None:
