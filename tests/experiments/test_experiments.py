@@ -15,9 +15,10 @@ import fpfl
 from fpfl.experiments import runner, together
 from fpfl.experiments.__main__ import main
 from fpfl.experiments.adult import CHANGES, CONSTRAINTS, SeparateGradients, with_loss
+from fpfl.experiments.rows import _method as method_of
 from fpfl.experiments.tables import TABLES, Options, load_table, matches, override
 from fpfl.experiments.together import MOST, groups_of
-from fpfl.methods import MethodState
+from fpfl.methods import REGISTER, MethodState
 from fpfl.users import CohortEngine, FlatModel
 
 FIELDS = [
@@ -118,6 +119,17 @@ def test_separate_gradients_are_combined_as_one_would_be() -> None:
     one = CohortEngine(model, data, constraint, form="one-gradient")
     summed = vectors(one, w, users, weights=weights).sum(0)[: model.size]
     torch.testing.assert_close(direction, summed / N, rtol=1e-5, atol=1e-7)
+
+
+def test_tables_know_every_method_that_is_registered() -> None:
+    """A row never trains with another method than the one that it names."""
+    row = load_table("adult-central")[0]
+    for name, known in REGISTER.items():
+        made = method_of(dataclasses.replace(row, method=name))
+        assert type(made) is type(known.make())
+    assert method_of(dataclasses.replace(row, method=None)) is None
+    with pytest.raises(ValueError, match=r"expected one of .*one-gradient"):
+        method_of(dataclasses.replace(row, method="nobody's"))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from fpfl.experiments.tables import Options, Row
 from fpfl.experiments.together import Finished, finished
 from fpfl.fairness.constraints import Constraint
 from fpfl.fairness.evaluation import Evaluation
-from fpfl.methods import MMDM, Method, OneGradient, Tran
+from fpfl.methods import MMDM, REGISTER, Method, OneGradient, Tran
 from fpfl.privacy.plan import PrivacyPlan, PrivacyWarning
 from fpfl.privacy.settings import Clipping, Privacy
 from fpfl.server.selection import Rule
@@ -307,7 +307,12 @@ def _method(row: Row) -> Method | None:
         return Tran(multiplier_lr=row.multiplier_rate, max_multiplier=row.max_multiplier)
     if row.method == "mmdm":
         return MMDM(damping=row.damping, multiplier_lr=row.multiplier_rate)
-    return None
+    if row.method is None:
+        return None
+    if row.method not in REGISTER:
+        raise ValueError(f"the method is {row.method!r}; expected one of {', '.join(REGISTER)}")
+    # No columns of its own: with the settings that it has by default.
+    return REGISTER[row.method].make()
 
 
 def _normaliser(value: str) -> Literal["users", "samples"]:

@@ -8,6 +8,7 @@ from pkgutil import iter_modules
 
 from fpfl.methods.base import (
     REGISTER,
+    Broadcasting,
     Method,
     MethodState,
     Registered,
@@ -20,9 +21,6 @@ from fpfl.methods.tran import Tran
 
 for _found in iter_modules(__path__):
     import_module(f"{__name__}.{_found.name}")
-
-Broadcasting = ReweightingMethod
-"""Its name in 0.1.0."""
 
 __all__ = [
     "BMDM",

@@ -63,6 +63,10 @@ class ReweightingMethod(Method, Protocol):
         ...
 
 
+Broadcasting = ReweightingMethod
+"""Its name in 0.1.0."""
+
+
 @dataclass(frozen=True)
 class Unconstrained:
     """Plain (federated) SGD: the direction is ∇L/N."""

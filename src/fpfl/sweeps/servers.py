@@ -246,7 +246,7 @@ def _better(new: _Best, old: _Best) -> Tensor:
 
 def _judged(counted: list[dict[str, Tensor]], tolerance: Any) -> tuple[Tensor, Tensor, Tensor]:
     """The accuracy, gap and verdict of some rounds' counts together."""
-    seen = reduce(add, (Counts(**each) for each in counted))
+    seen: Counts = reduce(add, (Counts(**each) for each in counted))  # type: ignore[arg-type]
     return seen.accuracy(), seen.gap(), seen.fair(tolerance)
 
 

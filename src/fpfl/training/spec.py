@@ -287,7 +287,7 @@ def check_types(
 
 
 def check_reweighting(method: Method) -> None:
-    """Refuse a method of one's own that has some of what broadcasting takes, and not all of it."""
+    """Refuse a method of one's own that has some of what reweighting takes, and not all of it."""
     names = ("begin", "weights", "surrogate")
     found = [name for name in names if hasattr(method, name)]
     if not found:

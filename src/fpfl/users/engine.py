@@ -15,7 +15,7 @@ cohort, the chunk or the process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -35,8 +35,9 @@ from fpfl.numerics.summing import ByRun
 from fpfl.users import task
 from fpfl.users.dispatch import Costs, chosen_pass
 from fpfl.users.dropout import keyed
-from fpfl.users.factored import FactoredGradients
+from fpfl.users.factored import Factor, FactoredGradients
 from fpfl.users.flat import FlatModel
+from fpfl.users.inputs import Inputs, Seen
 from fpfl.users.layers import LayerError
 from fpfl.users.layout import Basis, Form, Layout
 from fpfl.users.local import FederatedAveraging, LocalPass
@@ -427,17 +428,38 @@ class CohortEngine:
         member = chunk.member[:, :0] if self._whole else chunk.member
         way = self._pass
         if chunk.factored and isinstance(way, LayerPass):
+            before = batch.features._version
             factors, seeds, output = way.factors(w, batch)
-            packed = batch.packing
+            sizes, size, lanes = batch.packing.sizes, self.model.size, batch.lanes
+            if lanes is None:
+                return FactoredGradients(factors, seeds, member, sizes, size), output
+            rows, seen = lanes.samples, None
+            if batch.features._version == before:  # a model may work on its inputs in place
+                seen = self._seen(factors, batch, rows)
             return FactoredGradients(
-                factors, seeds, member, packed.sizes, self.model.size,
-                None if batch.lanes is None else packed.padded, _runs_of(chunk),
-            ), output  # fmt: skip
+                factors, seeds[:, rows], member[rows], sizes, size, rows, _runs_of(chunk), seen
+            ), output
         gradients, output = way(w, batch)
         member = member[: len(chunk.owner)]  # without groups where users are whole
         return CellGradients(
             gradients, chunk.owner, member, len(chunk.users), self.layout.partition, _runs_of(chunk)
         ), output
+
+    def _seen(self, factors: Sequence[Factor], batch: Batch, rows: Tensor) -> Seen | None:
+        """What is known of the samples that the first layer has seen as they are."""
+        if self._inputs is None:
+            return None
+        for factor in factors:
+            x = factor.x
+            if x is not None and x.data_ptr() == batch.features.data_ptr():
+                return self._inputs.seen(x, batch.samples[rows])
+        return None
+
+    @cached_property
+    def _inputs(self) -> Inputs | None:
+        known = self.data.checked and not self.data.lazy
+        dtype = self.model.vector().dtype
+        return Inputs.of(self.data, dtype, self.memory / 2) if known else None
 
     def _counts(self, output: Tensor, chunk: Chunk) -> Tensor:
         """The blocks of v that count: sums over samples of cells, then of users and groups."""

@@ -37,7 +37,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import torch
@@ -48,6 +48,9 @@ from fpfl.numerics.summing import STEP_BITS, ByRun, tree_sum, weighted_sum
 from fpfl.users.packing import Ints
 from fpfl.users.precision import repeatable_sums
 from fpfl.users.rows import LOSS, OVERALL
+
+if TYPE_CHECKING:
+    from fpfl.users.inputs import Seen
 
 INPUT_BITS, GRADIENT_BITS = 18, 20
 """How many bits whole numbers of inputs and of output gradients have."""
@@ -76,20 +79,29 @@ class Factor:
 
 
 @dataclass(frozen=True)
-class _Whole:
+class Whole:
     """Rows (..., N, width) as whole numbers times a power of two of each row's own (..., N)."""
 
     numbers: Tensor
     unit: Tensor
 
     @classmethod
-    def of(cls, rows: Tensor, bits: int) -> _Whole:
+    def of(cls, rows: Tensor, bits: int) -> Whole:
         """Round rows to whole numbers up to 2^bits."""
         # 2^(e − bits) by its bits, for 2^e that no number of the row reaches: a power function
         # need not be exact.
         exponent = torch.frexp(rows.abs().amax(dim=-1)).exponent.long()
         unit = ((exponent + (1023 - bits)).clamp_(1, 2046) << 52).view(torch.float64)
         return cls((rows / unit.unsqueeze(-1)).round_(), unit)
+
+    @property
+    def width(self) -> int:
+        """How many numbers a row has."""
+        return self.numbers.shape[-1]
+
+    def rows(self, part: slice) -> Tensor:
+        """Some of the rows."""
+        return self.numbers[part]
 
     def products(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
         """r_i · r_i of all rows and r_i · r_j of the pairs, in squares of units: exact."""
@@ -110,11 +122,8 @@ class Pairs:
     owner: Tensor
 
     @classmethod
-    def of(cls, sizes: Ints, device: torch.device, padded: Ints | None = None) -> Pairs:
-        """The pairs of users with the given numbers of samples, one user after the other.
-
-        ``padded`` is how many rows each has, where that is more.
-        """
+    def of(cls, sizes: Ints, device: torch.device) -> Pairs:
+        """The pairs of users with the given numbers of samples, one user after the other."""
         starts = np.cumsum(sizes) - sizes
         left = np.arange(int(sizes.sum())) - np.repeat(starts, sizes)  # samples before this one
         later = np.repeat(np.arange(len(left)), left)
@@ -122,9 +131,6 @@ class Pairs:
         first = np.repeat(starts, sizes) - (np.cumsum(left) - left)
         earlier = first[later] + np.arange(len(later))
         user = np.repeat(np.arange(len(sizes)), sizes)[later]
-        if padded is not None:
-            shift = (np.cumsum(padded) - padded - starts)[user]
-            earlier, later = earlier + shift, later + shift
         one, other, owner = torch.from_numpy(np.stack([earlier, later, user])).to(device)
         return cls(one, other, owner)
 
@@ -136,8 +142,8 @@ class _Layer:
     ``places`` are where the columns of the product go: the weight's, then the bias's.
     """
 
-    x: _Whole | None
-    g: _Whole
+    x: Whole | Seen | None
+    g: Whole
     places: tuple[slice, ...]
 
     @property
@@ -149,7 +155,7 @@ class _Layer:
     def widths(self) -> int:
         """out · in 2³⁶, or out: the largest square of Σ over the outputs of ‖x̂‖²."""
         out = self.g.numbers.shape[-1]
-        return int(out if self.x is None else out * self.x.numbers.shape[1] * 4**INPUT_BITS)
+        return int(out if self.x is None else out * self.x.width * 4**INPUT_BITS)
 
     def put(self, total: Tensor, rows: slice | list[int], product: Tensor) -> None:
         """Add a product (R, Q, out, in), or (R, Q, out), to where it belongs."""
@@ -180,10 +186,12 @@ class FactoredGradients:
         users of several runs.
     parameters
         p.
-    padded
-        How many rows each user has, where that is more.
+    rows
+        Which rows of the factors are samples, (N,), where some are not.
     runs
         Of which runs the users are, where there are several; a run's are together.
+    seen
+        What is known of a layer's inputs already.
     """
 
     factors: Sequence[Factor]
@@ -191,8 +199,9 @@ class FactoredGradients:
     member: Tensor
     sizes: Ints
     parameters: int
-    padded: Ints | None = None
+    rows: Tensor | None = None
     runs: ByRun | None = None
+    seen: Seen | None = None
 
     @property
     def users(self) -> int:
@@ -241,10 +250,12 @@ class FactoredGradients:
                     found = [steps[..., part].sum(dim=2) for _, part in self._parts]
                     products = torch.stack(found)
                 else:
-                    x, flat = layer.x.numbers, steps.shape[0] * steps.shape[1]
-                    products = x.new_empty(len(self._parts), flat, x.shape[1])
+                    flat = steps.shape[0] * steps.shape[1]
+                    products = steps.new_empty(len(self._parts), flat, layer.x.width)
                     for product, (_, part) in zip(products, self._parts, strict=True):
-                        torch.mm(steps[..., part].reshape(flat, -1), x[part], out=product)
+                        torch.mm(
+                            steps[..., part].reshape(flat, -1), layer.x.rows(part), out=product
+                        )
                     products = products.reshape(len(products), *steps.shape[:2], -1)
                 layer.put(total, rows, self._by_run(products.long()))
         counts = [len(self._block_weights(name)[0]) for name in names]
@@ -270,10 +281,10 @@ class FactoredGradients:
         total = scale.new_zeros(self._count, len(weights), self.parameters, dtype=torch.float64)
         for factor in self.factors:
             for seed, rows in _selections(seeds, len(factor.g)):
-                part, g = weights[rows], factor.g[seed]
+                part, g = weights[rows], self._samples(factor.g[seed])
                 # (Q, N) weights on (N, out) gradients, against (N, in) inputs: one product where
                 # there are not too many samples for its precision.
-                x = factor.x
+                x = None if factor.x is None else self._samples(factor.x)
                 scaled = part if x is None else (part.unsqueeze(1) * g.T).reshape(-1, len(g))
                 other = g if x is None else x
                 for run, some in self._spans:
@@ -290,21 +301,29 @@ class FactoredGradients:
 
     def without(self, bad: Tensor) -> Self:
         """See `Gradients`."""
-        rows = bad[self.owner].unsqueeze(1)
+        rows = bad[self.owner]
+        marked = rows if self.rows is None else self._marked(rows)
+        marked = marked.unsqueeze(1)
         # A weight and a bias go on sharing their g: by that they are known as one layer.
-        shared = {id(f.g): f.g.masked_fill(rows, 0.0) for f in self.factors}
+        shared = {id(f.g): f.g.masked_fill(marked, 0.0) for f in self.factors}
         return replace(
             self,
             factors=[
                 Factor(
-                    None if factor.x is None else factor.x.masked_fill(rows, 0.0),
+                    None if factor.x is None else factor.x.masked_fill(marked, 0.0),
                     shared[id(factor.g)],
                     factor.place,
                 )
                 for factor in self.factors
             ],
-            weights=self.weights.masked_fill(rows.T, 0.0),
+            weights=self.weights.masked_fill(rows, 0.0),
         )
+
+    def _marked(self, samples: Tensor) -> Tensor:
+        """Which rows are samples that are marked."""
+        assert self.rows is not None  # asked where rows are more than samples
+        marked = samples.new_zeros(self.factors[0].g.shape[1])
+        return marked.index_copy_(0, self.rows, samples)
 
     def joined(self, more: Self) -> Self:
         """See `Gradients`."""
@@ -313,16 +332,16 @@ class FactoredGradients:
     @cached_property
     def owner(self) -> Tensor:
         """Shape (N,): the samples' users."""
-        owner = np.repeat(np.arange(self.users), self._rows)
+        owner = np.repeat(np.arange(self.users), self.sizes)
         return torch.from_numpy(owner).to(self.weights.device)
 
-    @property
-    def _rows(self) -> Ints:
-        return self.sizes if self.padded is None else self.padded
+    def _samples(self, values: Tensor) -> Tensor:
+        """Those of the rows (..., N, width) that are samples."""
+        return values if self.rows is None else values.index_select(-2, self.rows)
 
     @cached_property
     def _pairs(self) -> Pairs:
-        return Pairs.of(self.sizes, self.weights.device, self.padded)
+        return Pairs.of(self.sizes, self.weights.device)
 
     @cached_property
     def _spans(self) -> list[tuple[int, slice]]:
@@ -335,7 +354,7 @@ class FactoredGradients:
         return self._cut(AT_ONCE)
 
     def _cut(self, most: int) -> list[tuple[int, slice]]:
-        edges = np.concatenate([[0], np.cumsum(self._rows)])
+        edges = np.concatenate([[0], np.cumsum(self.sizes)])
         runs = np.zeros(self.users, dtype=np.int64)
         if self.runs is not None:
             runs = self.runs.of_rows.cpu().numpy()
@@ -355,19 +374,22 @@ class FactoredGradients:
             shared.setdefault(id(factor.g), []).append(factor)
         layers = []
         for factors in shared.values():
-            g = _Whole.of(factors[0].g, GRADIENT_BITS)
+            g = Whole.of(self._samples(factors[0].g), GRADIENT_BITS)
             weights = [factor for factor in factors if factor.x is not None]
             rest = [factor for factor in factors if factor.x is None]
             if not weights:
                 layers += [_Layer(None, g, (factor.place,)) for factor in rest]
                 continue
             (weight,) = weights
-            x = weight.x
-            assert x is not None  # chosen for it
+            places = (weight.place, *(factor.place for factor in rest))
+            if rest and self.seen is not None and weight.x is self.seen.x:
+                layers.append(_Layer(self.seen, g, places))
+                continue
+            assert weight.x is not None  # chosen for it
+            x = self._samples(weight.x)
             if rest:
                 x = functional.pad(x, (0, 1), value=1.0)
-            places = (weight.place, *(factor.place for factor in rest))
-            layers.append(_Layer(_Whole.of(x, INPUT_BITS), g, places))
+            layers.append(_Layer(Whole.of(x, INPUT_BITS), g, places))
         return layers
 
     @cached_property

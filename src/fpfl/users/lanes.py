@@ -62,6 +62,14 @@ class Lanes:
         return torch.from_numpy(users).to(self.device)
 
     @cached_property
+    def samples(self) -> Tensor:
+        """Which rows are samples: not those that fill up a tile."""
+        packed = self.packing
+        shift = packed.first_rows() - (np.cumsum(packed.sizes) - packed.sizes)
+        found = np.arange(int(packed.sizes.sum())) + np.repeat(shift, packed.sizes)
+        return torch.from_numpy(found).to(self.device)
+
+    @cached_property
     def _rows(self) -> Ints:
         """The run of every row."""
         return np.repeat(self.cells, self.packing.padded)

@@ -220,7 +220,7 @@ class Reader:
                 costs = small * per_row + small * (small - 1) / 2 * self.costs.pair_bytes
             else:
                 costs = small * per_row + self._cell_counts(part.users, small) * per_cell
-            for cut in self._cuts(costs):
+            for cut in self._cuts(costs, part.runs):
                 some = part.some(cut)
                 source = self._source(some, cut=not factored)
                 yield self._chunk(some, *source, runs, factored=factored)
@@ -235,10 +235,17 @@ class Reader:
                 source = self._cut(samples[cut], owner, users=1)
                 yield self._chunk(one, *source, runs, unfinished=cut is not cuts[-1])
 
-    def _cuts(self, costs: NDArray[np.float64]) -> Iterator[slice]:
+    def _cuts(self, costs: NDArray[np.float64], runs: Ints | None) -> Iterator[slice]:
         if self.alone:
             return (slice(k, k + 1) for k in range(len(costs)))
-        return chunks(costs, self.memory)
+        import os
+
+        memory = (
+            self.memory
+            if runs is None or self.like.is_cuda
+            else float(os.environ.get("CACHED", "2e7"))
+        )
+        return chunks(costs, memory)
 
     @property
     def _most(self) -> int:

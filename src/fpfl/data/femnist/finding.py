@@ -224,7 +224,7 @@ def _pair(folder: Path, stem: str, called: str) -> TffSource:
     title = f"digits of {called}"
     if all(SIZES.get(path.name) == path.stat().st_size for path in paths):
         title = "FEMNIST digits (TFF)"
-    elif stem == "fed_nist_digits":  # a stand-in, never to be called FEMNIST
+    elif stem == "fed_nist_digits":  # other data, never to be called FEMNIST
         title = "NIST digits, 836 writers"
     return TffSource(train, test, title)
 
