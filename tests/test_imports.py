@@ -67,6 +67,16 @@ ROOMS = {
         "training",
         "users",
     },
+    "sweeps": {
+        "callbacks",
+        "data",
+        "fairness",
+        "methods",
+        "privacy",
+        "runs",
+        "store",
+        "training",
+    },
     "federation": {
         "aggregation",
         "data",
@@ -139,6 +149,7 @@ ROOMS = {
         "runs",
         "server",
         "store",
+        "sweeps",
         "training",
     },
 }

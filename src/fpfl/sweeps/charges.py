@@ -173,8 +173,9 @@ class Account:
                 if opened.left(mechanism) < run.rounds:
                     raise BudgetExhaustedError(
                         f"somebody else charged {self.ledger} meanwhile: {run} takes "
-                        f"{run.rounds:,} rounds, and there is room for {opened.left(mechanism):,}. It was not "
-                        "charged or trained; what is finished is kept"
+                        f"{run.rounds:,} rounds, and there is room for "
+                        f"{opened.left(mechanism):,}. It was not charged or trained; what is "
+                        "finished is kept"
                     )
                 for round in range(1, run.rounds + 1):
                     opened.charge(f"{self._sweep}-{run.number:04d}", mechanism, round)
@@ -216,8 +217,8 @@ def _check(ledger: PopulationLedger, mechanism: Mechanism) -> None:
         raise ValueError(
             f"the ledger is about {ledger.population:,} users, and the sweep trains on "
             f"{mechanism.population:,} (those held out are not among them). Make a ledger for "
-            f"these: fpfl budget create FILE --population {mechanism.population} --epsilon E; or give "
-            "the users yourself: data=training, held_out=others"
+            f"these: fpfl budget create FILE --population {mechanism.population} --epsilon E; or "
+            "give the users yourself: data=training, held_out=others"
         )
     ledger.left(mechanism)
 

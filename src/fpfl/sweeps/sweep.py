@@ -37,6 +37,7 @@ from fpfl.sweeps.charges import Account, SweepCost, refusal
 from fpfl.sweeps.choice import LOOKED, OVER, Choice, choose
 from fpfl.sweeps.folder import SweepFolder
 from fpfl.sweeps.grid import BESIDES, keywords
+from fpfl.sweeps.picture import picture
 from fpfl.sweeps.processes import AT_ONCE, Bench, Finished, Workers, compute, shares
 from fpfl.sweeps.progress import SweepProgress
 from fpfl.sweeps.table import Row, Table, row_of
@@ -99,6 +100,7 @@ class Sweep:
         people: Mapping[str, Population],
         *,
         judge: Constraint | None = None,
+        tolerance: float | None = None,
         held_out: Any = None,
         simulate: bool | None = None,
         ledger: str | os.PathLike[str] | None = None,
@@ -116,6 +118,7 @@ class Sweep:
         self._jobs = _checked_jobs(jobs, self._runs)
         self._bench, self._progress = Bench(people, judge, _for_each(memory, self._jobs)), progress
         self._names = differing(self._runs)
+        self._tolerance = tolerance
         specs = settled(self._runs, people)
         self._account = None if ledger is None else Account.of(ledger, self._runs, specs, people)
         self._folder = None if folder is None else SweepFolder(folder)
@@ -159,7 +162,8 @@ class Sweep:
     @property
     def tolerance(self) -> float | None:
         """α that gaps of held-out users are judged by."""
-        return None if self._bench.judge is None else self._bench.judge.tolerance
+        judge = self._bench.judge
+        return self._tolerance if judge is None or self._tolerance is not None else judge.tolerance
 
     def table(self) -> Table:
         """One row a finished run, in their order: the settings that differ, and figures."""
@@ -176,6 +180,14 @@ class Sweep:
             What runs of one setting may differ in; ``("seed", "data")`` averages over folds, too.
         """
         return choose(self.table(), tolerance=tolerance, over=over)
+
+    @property
+    def choice(self) -> Choice | None:
+        """What `chosen` says; None where nobody is held out, or nothing is finished yet."""
+        try:
+            return self.chosen()
+        except ValueError:
+            return None
 
     def finish(self) -> Self:
         """Train all that is left."""
@@ -231,6 +243,7 @@ class Sweep:
                 bar.close()
             self._write_results()
             self._write_about(session, time.perf_counter() - start, due)
+            self._draw()
 
     def _computed(
         self, due: Sequence[Asked], watch: Callable[[Sequence[int], int], None] | None
@@ -336,7 +349,7 @@ class Sweep:
         if self._folder is None:
             return
         table = self.table()
-        choice = self._choice()
+        choice = self.choice
         content = {
             "note": SIMULATION,
             "held_out": LOOKED,
@@ -352,11 +365,14 @@ class Sweep:
         said += ["## The choice", "", *choice.lines(), ""] if choice is not None else []
         self._folder.write(files.TABLE, "\n".join(said).encode())
 
-    def _choice(self) -> Choice | None:
+    def _draw(self) -> None:
+        choice = self.choice
+        if self._folder is None or choice is None:
+            return
         try:
-            return self.chosen()
-        except ValueError:  # nobody is held out, or nothing is finished yet
-            return None
+            self._folder.write(files.PICTURE, picture(choice))
+        except ImportError as error:  # all the rest is there without it
+            _say(f"No picture: {error}")
 
 
 def sweep(
@@ -383,8 +399,8 @@ def sweep(
     Private runs of a sweep draw cohorts **and noise** from their seeds, so that their privacy
     statements say that there is no guarantee against anyone who has these. With a ``ledger`` that
     is otherwise: it is for people who are real. Then both are drawn from the operating system,
-    every round of every run is charged to the ledger before the run is trained, what all of it costs
-    is said before it starts, and a sweep that the budget has no room for is refused.
+    every round of every run is charged to the ledger before the run is trained, what all of it
+    costs is said before it starts, and a sweep that the budget has no room for is refused.
 
     Parameters
     ----------
