@@ -20,6 +20,7 @@ from fpfl.fairness.constraints import Constraint
 from fpfl.fairness.evaluation import Evaluation
 from fpfl.privacy.budget import BudgetExhaustedError
 from fpfl.runs.about import about_this_run
+from fpfl.runs.fingerprints import environment
 from fpfl.runs.folder import as_json
 from fpfl.sweeps import folder as files
 from fpfl.sweeps.asked import (
@@ -333,10 +334,8 @@ class Sweep:
     ) -> None:
         if self._folder is None:
             return
-        from fpfl import __version__
-
         this = about_this_run(self._command, seconds) | {
-            "fpfl": __version__,
+            "packages": environment()["packages"],
             "jobs": self._jobs,
             "runs": len(due),
             "finished": sum(run.number in self._rows for run in due),
