@@ -114,8 +114,8 @@ def test_folds_and_models_by_name() -> None:
     found = list(sweep)
     sizes = [sum(p.numel() for p in each.run.model.parameters()) for each in found]
     assert sizes == [15, 57, 15, 57]
-    users = [each.held_out.users for each in found if each.held_out is not None]
-    assert users == [60] * 4
+    samples = [each.held_out.samples for each in found if each.held_out is not None]
+    assert samples == [len(second), len(second), len(first), len(first)]
     folds = sweep.chosen(over=("seed", "data"))
     assert len(folds.settings) == 2
     assert all(len(each.runs) == 2 for each in folds.settings)
@@ -125,7 +125,7 @@ def test_held_out_users_may_be_given_or_nobody() -> None:
     training, others = PEOPLE.split(0.25, seed=3)
     (found,) = fpfl.sweep(model, training, [{}], held_out=others, **COMMON)
     assert found.held_out is not None
-    assert found.held_out.users == others.population
+    assert found.held_out.samples == len(others)
     sweep = fpfl.sweep(model, training, [{}], held_out=None, **COMMON).finish()
     assert sweep.choice is None
     assert sweep.table()[0]["accuracy"] is None
@@ -254,17 +254,14 @@ def test_a_loop_that_is_left_is_gone_on_with(tmp_path: Path) -> None:
         patch.setattr(processes, "trained", counting)
         assert len(list(again)) == 4
     assert numbers == [3], "what is finished is not trained again"
-    assert list(again.table()) == list(made().finish().table()) or _alike(again, made().finish())
+    assert _figures(again) == _figures(made().finish())
     assert not list((tmp_path / "out" / "runs").glob(".*"))
     sessions = json.loads((tmp_path / "out" / "about.json").read_text())["sessions"]
     assert [each["finished"] for each in sessions] == [1, 3]
 
 
-def _alike(a: Sweep, b: Sweep) -> bool:
-    def rows(sweep: Sweep) -> list[dict[str, Any]]:
-        return [{n: v for n, v in row.items() if n != "seconds"} for row in sweep.table()]
-
-    return rows(a) == rows(b)
+def _figures(sweep: Sweep) -> list[dict[str, Any]]:
+    return [{n: v for n, v in row.items() if n != "seconds"} for row in sweep.table()]
 
 
 @pytest.mark.parametrize(
@@ -327,12 +324,12 @@ import test_sweeps as t
 
 if __name__ == "__main__":
     resume = sys.argv[1] == "resume"
-    sweep = t.fpfl.sweep(t.model, t.PEOPLE, t.MANY, **t.COMMON | {{"rounds": 60}},
+    sweep = t.fpfl.sweep(t.model, t.PEOPLE, t.MANY, **t.COMMON | {{"rounds": 40}},
                          folder={folder!r}, jobs={jobs}, resume=resume)
     for found in sweep:
         print("finished", found.number, flush=True)
 """
-MANY = fpfl.grid(learning_rate=[0.1, 0.2, 0.3, 0.4], seed=range(5))
+MANY = fpfl.grid(learning_rate=[0.1, 0.2, 0.3, 0.4], seed=range(3))
 
 
 def started(tmp_path: Path, jobs: int, word: str) -> subprocess.Popen[str]:
@@ -370,7 +367,7 @@ def test_a_sweep_that_is_ended_is_gone_on_with(how: str, tmp_path: Path) -> None
         assert "Go on with it" in said
     assert_nobody_left(first.pid)
     kept = sorted(path.name for path in (tmp_path / "out" / "runs").glob("[0-9]*"))
-    assert 3 <= len(kept) <= 20
+    assert 3 <= len(kept) <= 12
     for name in kept:
         assert (tmp_path / "out" / "runs" / name / "row.json").exists()
     stamps = {name: (tmp_path / "out" / "runs" / name / "row.json").stat().st_mtime_ns
@@ -378,9 +375,9 @@ def test_a_sweep_that_is_ended_is_gone_on_with(how: str, tmp_path: Path) -> None
     with started(tmp_path, jobs, "resume") as second:
         out, said = second.communicate(timeout=300)
     assert second.returncode == 0, said
-    assert out.count("finished") == 20
+    assert out.count("finished") == 12
     results = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert [row["run"] for row in results["rows"]] == list(range(20))
+    assert [row["run"] for row in results["rows"]] == list(range(12))
     for name, stamp in stamps.items():
         assert (tmp_path / "out" / "runs" / name / "row.json").stat().st_mtime_ns == stamp
 
@@ -399,9 +396,8 @@ def assert_nobody_left(group: int) -> None:
 # --- several processes ------------------------------------------------------------------------
 
 
-def test_several_processes_find_the_same(tmp_path: Path) -> None:
-    here = made(privacy=PRIVATE).finish()
-    there = made(privacy=PRIVATE, jobs=2).finish()
+def test_several_processes_find_the_same() -> None:
+    here, there = made().finish(), made(jobs=2).finish()
     for a, b in zip(here.table(), there.table(), strict=True):
         assert a["accuracy"] == pytest.approx(b["accuracy"], abs=1e-3)
         assert a["learning_rate"] == b["learning_rate"]
@@ -415,10 +411,10 @@ def test_what_cannot_be_sent_is_refused_with_a_word() -> None:
     assert made(RUNS[:1], optimizer=optimizer).finish().finished == 1
 
 
-def test_an_error_in_a_worker_is_raised_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model can be made, but not trained on twice: only the worker finds out."""
+def test_an_error_in_a_worker_is_raised_here() -> None:
+    """The model works in the process that made it alone: only the worker finds out."""
     sweep = fpfl.sweep(lambda seed: Fragile(), PEOPLE, RUNS, **COMMON, jobs=2)
-    with pytest.raises(RuntimeError, match="broken on purpose"):
+    with pytest.raises(ValueError, match="broken on purpose"):
         sweep.finish()
 
 

@@ -234,10 +234,12 @@ class Sweep:
                     self._write_results()
                     written = now
                 yield run
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, GeneratorExit) as end:
+            # Ctrl-C in the loop's own lines is not raised here: the loop is left, and this closed.
             if bar is not None:
                 bar.close()
-            _say(self._left())
+            if self._due():
+                _say(self._left("Interrupted" if isinstance(end, KeyboardInterrupt) else "Left"))
             raise
         finally:
             if bar is not None:
@@ -323,8 +325,8 @@ class Sweep:
             lines.append(LOOKED)
         return lines
 
-    def _left(self) -> str:
-        said = f"Interrupted: {self.finished} of {len(self)} runs are finished"
+    def _left(self, how: str) -> str:
+        said = f"{how}: {self.finished} of {len(self)} runs are finished"
         if self._folder is None:
             return f"{said}. They are in this sweep alone; iterate again for the rest."
         return f"{said} and kept in {self._folder.path}. Go on with it: {self._again}"
