@@ -140,6 +140,25 @@ def test_train_and_sweep_send_each_other_their_files(
     assert (code, "there is no" in err) == (2, True)
 
 
+def test_held_out_users_may_be_in_a_file(
+    config: Callable[[str], Path], tmp_path: Path, fpfl: Command
+) -> None:
+    """For a population that is read from disk there is no other way: it cannot be split."""
+    people, others = make_population(users=120).split(0.25, seed=0)
+    people.save(tmp_path / "people")
+    others.save(tmp_path / "others")
+    path = tmp_path / "folder.toml"
+    path.write_text(BASE + '[sweep]\nseeds = 2\nheld_out = "others"\n', encoding="utf-8")
+    code, out, err = fpfl("sweep", path, "--out", tmp_path / "out", "--json")
+    assert code == 0, err
+    assert [row["seed"] for row in json.loads(out)["rows"]] == [0, 1]
+    found = json.loads((tmp_path / "out/runs/0000/evaluation-held-out.json").read_text())
+    assert (found["samples"], found["on"]) == (len(others), "held-out users")
+    path.write_text(BASE + "[sweep]\nseeds = 2\n", encoding="utf-8")
+    code, _, err = fpfl("sweep", path, "--out", tmp_path / "more")
+    assert (code, "to two folders" in err) == (2, True)
+
+
 def test_ctrl_c_says_how_to_go_on(
     config: Callable[[str], Path], tmp_path: Path, fpfl: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -193,6 +193,11 @@ def test_the_ledger_has_to_be_of_those_who_are_trained_on(ledger: Path) -> None:
         fpfl.sweep(model, whole, RUNS, ledger=ledger, **COMMON | {"held_out": 0.25})
 
 
+def test_a_ledger_is_about_one_population(ledger: Path) -> None:
+    with pytest.raises(ValueError, match=r"has 2 \(a, b\); give one"):
+        fpfl.sweep(model, {"a": PEOPLE, "b": PEOPLE}, [{"data": "a"}], ledger=ledger, **COMMON)
+
+
 def test_neighbours_that_training_would_refuse_are_refused_before_charges(ledger: Path) -> None:
     other = fpfl.Privacy(noise_multiplier=2.0, clip=1.0, neighbours="add-remove")
     with pytest.raises(ValueError, match=r"run 0 .*declare"):

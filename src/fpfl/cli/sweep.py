@@ -13,6 +13,7 @@ import typer
 
 if TYPE_CHECKING:
     from fpfl.config import SweepFile
+    from fpfl.data.federated import FederatedDataset
     from fpfl.sweeps.asked import Asked, Population
     from fpfl.sweeps.sweep import Sweep
 
@@ -57,7 +58,7 @@ def sweep(
 
 def _made(asked: SweepFile, config: Path, out: Path, *, resume: bool, jobs: int | None) -> Sweep:
     """The sweep of a file, checked, and its cost said."""
-    from fpfl.config import load_data, make_constraint
+    from fpfl.config import load_data, load_people, make_constraint
     from fpfl.sweeps.asked import populations
     from fpfl.sweeps.sweep import Sweep, judge_of
 
@@ -65,7 +66,13 @@ def _made(asked: SweepFile, config: Path, out: Path, *, resume: bool, jobs: int 
     private = any(each.privacy is not None for each in asked.configs)
     folder = config.parent.resolve()
     people, _ = load_data(first, folder, asked.seed, private=private)
-    parts = populations(people, asked.held_out, asked.seed)
+    others = asked.held_out
+    held_out: float | FederatedDataset | None
+    if isinstance(others, Path):
+        held_out = load_people(first, folder / others, folder)
+    else:
+        held_out = others
+    parts = populations(people, held_out, asked.seed)
     runs = _runs(asked, parts)
     own = first.model_copy(update={"constraint": asked.constraint})
     judge = judge_of(make_constraint(own, people.schema), runs)
@@ -78,7 +85,7 @@ def _made(asked: SweepFile, config: Path, out: Path, *, resume: bool, jobs: int 
         parts,
         judge=judge,
         tolerance=asked.sweep.tolerance,
-        held_out={"share": asked.held_out, "seed": asked.seed},
+        held_out={"share": str(others or 0), "seed": asked.seed},
         ledger=None if ledger is None else folder / ledger,
         folder=out,
         resume=resume,

@@ -45,12 +45,12 @@ MOST_RUNS = 100_000
 class SweepConfig(_Section):
     """What the runs of a sweep have otherwise than the rest of the file.
 
-    ``held_out`` is the share of users to choose by (0: nobody), ``seeds`` how many seeds each
-    setting has, ``tolerance`` the α to choose by (the constraint's own, where it is left out).
+    ``held_out`` is the share of users to choose by (0: nobody), or a file of others, ``seeds``
+    how many seeds each setting has, ``tolerance`` the α to choose by (the constraint's own, where it is left out).
     ``grid`` has for each key of the config a list of values, ``runs`` for each run a table of keys.
     """
 
-    held_out: Annotated[Number, Field(ge=0.0, lt=1.0)] = 0.25
+    held_out: Annotated[Number, Field(ge=0.0, lt=1.0)] | Path = 0.25
     seeds: Annotated[Whole, Field(ge=1)] | None = None
     tolerance: Annotated[Number, Field(ge=0.0, lt=1.0)] | None = None
     grid: dict[str, Any] | None = None
@@ -82,8 +82,8 @@ class SweepFile:
     seed: int
 
     @property
-    def held_out(self) -> float | None:
-        """The share of users that is held out; None for nobody."""
+    def held_out(self) -> float | Path | None:
+        """The share of users that is held out, or where others are; None for nobody."""
         return self.sweep.held_out or None
 
 

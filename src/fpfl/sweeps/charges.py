@@ -109,6 +109,7 @@ class Account:
     def __init__(self, ledger: str | os.PathLike[str], mechanisms: Mapping[int, Mechanism]) -> None:
         self.ledger, self.mechanisms = os.fspath(ledger), mechanisms
         self._sweep = secrets.token_hex(8)
+        self._times = dict.fromkeys(mechanisms, 0)
 
     @classmethod
     def of(
@@ -124,6 +125,11 @@ class Account:
             raise ValueError(
                 "ledger is charged by private runs, and no run of the sweep has privacy; give "
                 "privacy=, or leave the ledger out"
+            )
+        if len(people) > 1:
+            raise ValueError(
+                f"a ledger is about one population, and the sweep has {len(people)} "
+                f"({', '.join(people)}); give one, or leave the ledger out"
             )
         mechanisms = {}
         for run in private:
@@ -177,8 +183,10 @@ class Account:
                         f"{opened.left(mechanism):,}. It was not charged or trained; what is "
                         "finished is kept"
                     )
+                self._times[run.number] += 1  # one that was cut off is another training
+                name = f"{self._sweep}-{run.number:04d}-{self._times[run.number]}"
                 for round in range(1, run.rounds + 1):
-                    opened.charge(f"{self._sweep}-{run.number:04d}", mechanism, round)
+                    opened.charge(name, mechanism, round)
             opened.sync()
 
     def summary(self) -> str:

@@ -314,7 +314,9 @@ def _averaged(
     if alpha is not None and gap is not None:
         within = bool(gap.value <= alpha)  # NaN, a group without a sample, is not within
         sure = bool(gap.high <= alpha if within else gap.low > alpha)
-    return Averaged(_own(rows[0], over), tuple(int(row["run"]) for row in rows), score, gap, within, sure)
+    return Averaged(
+        _own(rows[0], over), tuple(int(row["run"]) for row in rows), score, gap, within, sure
+    )
 
 
 def _ends(row: Mapping[str, Any], name: str) -> tuple[float, float, float]:

@@ -310,7 +310,8 @@ class Sweep:
     # --- words and files ----------------------------------------------------------------------
 
     def _said(self, due: int, *, resume: bool) -> list[str]:
-        lines = [f"Sweep of {len(self)} runs, {due} to train. {_sentence(SIMULATION)}"]
+        what = "run" if len(self) == 1 else "runs"
+        lines = [f"Sweep of {len(self)} {what}, {due} to train. {_sentence(SIMULATION)}"]
         private = [run for run in self._runs if run.private]
         if private and self._account is None:
             lines.append(_sentence(SEEDED))
