@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from conftest import make_population
+from hypothesis import given
+from hypothesis import strategies as st
 
 import fpfl as library
 from fpfl.config import load_config, load_sweep
@@ -233,12 +236,13 @@ def test_seeds_count_from_the_files_own() -> None:
         ("[sweep.grid]\ntraining.device = ['cpu']\n", "computed on one device"),
         ("[sweep.grid]\nprivacy.ledger = ['a']\n", "charged to one ledger"),
         ("[sweep]\nseeds = 2\n[sweep.grid]\ntraining.seed = [1]\n", "give one of the two"),
+        ("[sweep]\nseeds = 1_000_000_000_000\n", "sweep has 1,000,000,000,000 runs"),
         ("[sweep]\nruns = []\n", "sweep.runs is empty"),
         ("[sweep]\ngrid = {}\nruns = [{}]\n", "both grid and runs"),
         (
             "[sweep.grid]\ntraining.learning_rate = " + str(list(range(1, 400)))
             + "\ntraining.rounds = " + str(list(range(1, 400))),
-            "159,201 combinations",
+            "sweep has 159,201 runs",
         ),
     ],
 )  # fmt: skip
@@ -246,6 +250,75 @@ def test_mistakes_are_named_by_their_keys(section: str, what: str) -> None:
     with pytest.raises(ValueError, match=what) as error:
         read(section)
     assert "\n" not in str(error.value)
+
+
+VALUES = st.recursive(
+    st.one_of(
+        st.integers(-(2**70), 2**70),
+        st.floats(allow_nan=False, allow_infinity=False),
+        st.booleans(),
+        st.text("abc.\n' é", max_size=5),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.dictionaries(st.text("ab.é", min_size=1, max_size=4), inner, max_size=3),
+    ),
+    max_leaves=8,
+)
+KEYS = st.sampled_from(
+    ["training.learning_rate", "training.seed", "training", "privacy.clip", "privacy.epsilon",
+     "privacy.clip.bound", "method.kind", "method.damping", "constraint.by", "model.hidden",
+     "data.name", "sweep", "version", "", ".", "training..rounds"]
+)  # fmt: skip
+
+
+def toml(value: Any) -> str:
+    """Any value of the above as TOML, in one line."""
+    if isinstance(value, dict):
+        inner = ", ".join(
+            f"{json.dumps(n, ensure_ascii=True)} = {toml(v)}" for n, v in value.items()
+        )
+        return f"{{ {inner} }}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(toml, value))}]"
+    return json.dumps(value)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["held_out", "seeds", "tolerance", "grid", "runs", "x"]), VALUES
+    ),
+    st.dictionaries(KEYS, VALUES | st.lists(VALUES, max_size=3), max_size=3),
+    st.booleans(),
+)
+def test_anything_in_the_section_is_read_or_refused_in_a_line(
+    section: dict[str, Any], keys: dict[str, Any], grid: bool
+) -> None:
+    own = {"grid": keys} if grid else {"runs": [keys]}
+    text = f"{BASE}{PRIVATE}[sweep]\n" + "".join(
+        f"{name} = {toml(value)}\n" for name, value in (section | own).items()
+    )
+    said = refusal(text)
+    assert said is None or (said.startswith("s.toml") and "\n" not in said)
+
+
+def refusal(text: str) -> str | None:
+    """What is said of a text that is refused, in the one way in which texts are."""
+    try:
+        found = sweep_of(text, "s.toml")
+    except ValueError as error:
+        return str(error)
+    assert len(found.configs) == len(found.settings) >= 1
+    return None
+
+
+@given(st.data())
+def test_a_damaged_file_is_read_or_refused_in_a_line(data: st.DataObject) -> None:
+    text = BASE + PRIVATE + GRID
+    start = data.draw(st.integers(0, len(text)))
+    stop = data.draw(st.integers(start, min(len(text), start + 30)))
+    text = text[:start] + data.draw(st.text(max_size=3)) + text[stop:]
+    assert (refusal(text) or "s.toml").startswith("s.toml")
 
 
 def test_a_config_with_a_sweep_is_no_config(tmp_path: Path) -> None:

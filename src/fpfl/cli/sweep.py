@@ -13,7 +13,6 @@ import typer
 
 if TYPE_CHECKING:
     from fpfl.config import SweepFile
-    from fpfl.data.federated import FederatedDataset
     from fpfl.sweeps.asked import Asked, Population
     from fpfl.sweeps.sweep import Sweep
 
@@ -67,11 +66,8 @@ def _made(asked: SweepFile, config: Path, out: Path, *, resume: bool, jobs: int 
     folder = config.parent.resolve()
     people, _ = load_data(first, folder, asked.seed, private=private)
     others = asked.held_out
-    held_out: float | FederatedDataset | None
-    if isinstance(others, Path):
-        held_out = load_people(first, folder / others, folder)
-    else:
-        held_out = others
+    given = isinstance(others, Path)
+    held_out = load_people(first, folder / others, folder) if isinstance(others, Path) else others
     parts = populations(people, held_out, asked.seed)
     runs = _runs(asked, parts)
     own = first.model_copy(update={"constraint": asked.constraint})
@@ -85,7 +81,7 @@ def _made(asked: SweepFile, config: Path, out: Path, *, resume: bool, jobs: int 
         parts,
         judge=judge,
         tolerance=asked.sweep.tolerance,
-        held_out={"share": str(others or 0), "seed": asked.seed},
+        held_out={"of": str(others)} if given else {"share": others, "seed": asked.seed},
         ledger=None if ledger is None else folder / ledger,
         folder=out,
         resume=resume,

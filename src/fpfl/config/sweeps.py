@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -46,8 +47,9 @@ class SweepConfig(_Section):
     """What the runs of a sweep have otherwise than the rest of the file.
 
     ``held_out`` is the share of users to choose by (0: nobody), or a file of others, ``seeds``
-    how many seeds each setting has, ``tolerance`` the α to choose by (the constraint's own, where it is left out).
-    ``grid`` has for each key of the config a list of values, ``runs`` for each run a table of keys.
+    how many seeds each setting has, ``tolerance`` the α to choose by (the constraint's own, where
+    it is left out). ``grid`` has for each key of the config a list of values, ``runs`` for each run
+    a table of keys.
     """
 
     held_out: Annotated[Number, Field(ge=0.0, lt=1.0)] | Path = 0.25
@@ -164,19 +166,14 @@ def _settings(section: SweepConfig, seed: int, where: str | Path) -> Iterator[di
                 raise ValueError(
                     f"{where}: sweep.grid: {name} is {values!r}; expected a list of values"
                 )
-        many = 1
-        for values in axes.values():
-            many *= len(values)
-        if many > MOST_RUNS:
-            raise ValueError(
-                f"{where}: sweep.grid has {many:,} combinations, and a sweep may have "
-                f"{MOST_RUNS:,} runs; give fewer values"
-            )
+        many = math.prod(len(values) for values in axes.values())
+        _check_number(many * (section.seeds or 1), where)
         runs = [dict(zip(axes, each, strict=True)) for each in product(*axes.values())]
     elif section.runs is not None:
         runs = [dict(_flat(run)) for run in section.runs]
         if not runs:
             raise ValueError(f"{where}: sweep.runs is empty; give at least one [[sweep.runs]]")
+    _check_number(len(runs) * (section.seeds or 1), where)
     seeded = any("training.seed" in run for run in runs)
     if seeded and section.seeds is not None:
         raise ValueError(
@@ -188,6 +185,14 @@ def _settings(section: SweepConfig, seed: int, where: str | Path) -> Iterator[di
             _check_own(name, where)
         for each in range(section.seeds or 1):
             yield run if seeded else run | {"training.seed": seed + each}
+
+
+def _check_number(many: int, where: str | Path) -> None:
+    if many > MOST_RUNS:
+        raise ValueError(
+            f"{where}: sweep has {many:,} runs, and may have {MOST_RUNS:,}; give fewer values or "
+            "seeds"
+        )
 
 
 def _check_own(name: str, where: str | Path) -> None:
