@@ -53,9 +53,12 @@ def test_elsewhere_each_finished_run_is_a_line(clock: Callable[[float], None]) -
 def test_on_a_terminal_there_is_one_bar_of_all_rounds(clock: Callable[[float], None]) -> None:
     out = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
     shown = SweepProgress(dict.fromkeys(range(4), 50), where=out)
+    clock(60.0)  # processes start
+    shown.watch([0, 1], 1)
+    assert shown._words() == "0/4 runs"
     clock(2.0)
-    shown.watch([0, 1], 25)  # 50 of 200 rounds in two seconds
-    assert shown._words() == "0/4 runs  25 rounds/s  0:06 left"
+    shown.watch([0, 1], 25)  # 48 of 198 rounds in two seconds
+    assert shown._words() == "0/4 runs  24 rounds/s  0:06 left"
     shown.watch([0, 1], 25)
     assert shown._sum == 50, "told twice, counted once"
     shown.finished(run(0, 50), ROW)  # stopped early: its other rounds are not to come
