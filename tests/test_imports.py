@@ -68,6 +68,16 @@ ROOMS = {
         "training",
         "users",
     },
+    "sweeps": {
+        "callbacks",
+        "data",
+        "fairness",
+        "methods",
+        "privacy",
+        "runs",
+        "store",
+        "training",
+    },
     "federation": {
         "aggregation",
         "data",
@@ -142,6 +152,7 @@ ROOMS = {
         "runs",
         "server",
         "store",
+        "sweeps",
         "training",
     },
 }

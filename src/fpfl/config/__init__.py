@@ -19,16 +19,19 @@ from fpfl.config.files import (
     train_keywords,
 )
 from fpfl.config.sections import Config
+from fpfl.config.sweeps import SweepFile, load_sweep
 
 __all__ = [
     "Config",
     "Loaded",
+    "SweepFile",
     "check_same_people",
     "config_of",
     "load_config",
     "load_data",
     "load_people",
     "load_run_config",
+    "load_sweep",
     "make_constraint",
     "make_method",
     "make_model",

@@ -99,16 +99,26 @@ def config_of(text: str, where: str | Path) -> Config:
         content = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also of a number with thousands of digits
         raise ValueError(f"{where} is not a TOML file: {error}") from error
+    checked_version(content, where)
+    if "sweep" in content:
+        raise ValueError(
+            f"{where} has a [sweep] section, so it is many trainings: fpfl sweep {where} --out "
+            "DIR. For one training remove the section"
+        )
+    try:
+        return Config.model_validate(content)
+    except ValidationError as error:
+        raise ValueError(f"{where}: {one_line(error)}") from error
+
+
+def checked_version(content: dict[str, Any], where: str | Path) -> None:
+    """Refuse a config that is for a newer fpfl."""
     version = content.get("version", VERSION)
     if isinstance(version, int) and version > VERSION:
         raise ValueError(
             f"{where} is of version {version}, for a newer fpfl; this one reads version {VERSION}: "
             "upgrade fpfl"
         )
-    try:
-        return Config.model_validate(content)
-    except ValidationError as error:
-        raise ValueError(f"{where}: {_one_line(error)}") from error
 
 
 def run_config(
@@ -275,12 +285,14 @@ def _optimizer(t: TrainingConfig) -> _Optimizer | None:
     return None if t.optimizer == "sgd" else _Optimizer(t.optimizer, t.learning_rate)
 
 
-def _one_line(error: ValidationError) -> str:
+def one_line(error: ValidationError, section: str | None = None) -> str:
+    """What is wrong with a config, or with one section of it, in a line."""
     parts = []
     for item in error.errors()[:_SHOWN]:
         # Where several types would do, pydantic also says which of them it tried.
         pieces = [piece for piece in item["loc"] if "[" not in str(piece)]
-        where = ".".join(map(_shown, pieces)) or "config"
+        named = [section, *pieces] if section else pieces
+        where = ".".join(map(_shown, named)) or "config"
         what = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
             what = "there is no such key; remove it or correct its name"

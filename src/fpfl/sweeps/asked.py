@@ -91,8 +91,8 @@ class Asked:
         return json.dumps(own, sort_keys=True)
 
     def __str__(self) -> str:
-        said = ", ".join(f"{name} = {shown(value)}" for name, value in self.settings.items())
-        return f"run {self.number}" + (f" ({said})" if said else "")
+        said = {"seed": self.seed, **self.settings}
+        return f"run {self.number} ({', '.join(f'{n} = {shown(v)}' for n, v in said.items())})"
 
 
 def described(name: str, value: Any) -> Any:
@@ -318,7 +318,8 @@ def seeded(runs: Sequence[Asked], simulate: bool | None, *, charged: bool) -> li
         raise ValueError(
             "simulate=False was given without a ledger: a sweep on real people adds up over its "
             "runs, and somebody has to keep the account. Give ledger= "
-            "(fpfl.PopulationLedger.create makes one), or leave simulate out: noise is then seeded, and the runs are simulations"
+            "(fpfl.PopulationLedger.create makes one), or leave simulate out: noise is then "
+            "seeded, and the runs are simulations"
         )
     return [_seeded(run, charged=charged) for run in runs]
 

@@ -123,6 +123,7 @@ class Account:
     def __init__(self, ledger: str | os.PathLike[str], mechanisms: Mapping[int, Mechanism]) -> None:
         self.ledger, self.mechanisms = os.fspath(ledger), mechanisms
         self._sweep = secrets.token_hex(8)
+        self._times = dict.fromkeys(mechanisms, 0)
 
     @classmethod
     def of(
@@ -138,6 +139,11 @@ class Account:
             raise ValueError(
                 "ledger is charged by private runs, and no run of the sweep has privacy; give "
                 "privacy=, or leave the ledger out"
+            )
+        if len(people) > 1:
+            raise ValueError(
+                f"a ledger is about one population, and the sweep has {len(people)} "
+                f"({', '.join(people)}); give one, or leave the ledger out"
             )
         mechanisms = {}
         for run in private:
@@ -187,11 +193,14 @@ class Account:
                 if opened.left(mechanism) < run.rounds:
                     raise BudgetExhaustedError(
                         f"somebody else charged {self.ledger} meanwhile: {run} takes "
-                        f"{run.rounds:,} rounds, and there is room for {opened.left(mechanism):,}. It was not "
-                        "charged or trained; what is finished is kept"
+                        f"{run.rounds:,} rounds, and there is room for "
+                        f"{opened.left(mechanism):,}. It was not charged or trained; what is "
+                        "finished is kept"
                     )
+                self._times[run.number] += 1  # one that was cut off is another training
+                name = f"{self._sweep}-{run.number:04d}-{self._times[run.number]}"
                 for round in range(1, run.rounds + 1):
-                    opened.charge(f"{self._sweep}-{run.number:04d}", mechanism, round)
+                    opened.charge(name, mechanism, round)
             opened.sync()
 
     def summary(self) -> str:
@@ -230,8 +239,8 @@ def _check(ledger: PopulationLedger, mechanism: Mechanism) -> None:
         raise ValueError(
             f"the ledger is about {ledger.population:,} users, and the sweep trains on "
             f"{mechanism.population:,} (those held out are not among them). Make a ledger for "
-            f"these: fpfl budget create FILE --population {mechanism.population} --epsilon E; or give "
-            "the users yourself: data=training, held_out=others"
+            f"these: fpfl budget create FILE --population {mechanism.population} --epsilon E; or "
+            "give the users yourself: data=training, held_out=others"
         )
     ledger.left(mechanism)
 

@@ -231,9 +231,11 @@ def choose(
     alpha = _tolerance(judged, tolerance)
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in judged:
-        own = {n: v for n, v in row.items() if n not in FIGURES and n not in over}
+        own = _own(row, over)
         groups.setdefault(json.dumps(own, sort_keys=True, default=str), []).append(row)
-    found = [_averaged(runs, measure, over, alpha) for runs in groups.values()]
+    # Where other runs have a gap, a run without one has a group that nothing is known of.
+    gaps = any(row.get("gap") is not None for row in judged)
+    found = [_averaged(runs, measure, over, alpha, gaps=gaps) for runs in groups.values()]
     sign = 1.0 if measure == "accuracy" else -1.0
     within = [each for each in found if each.within is not False]
     met = None if alpha is None or all(each.within is None for each in found) else bool(within)
@@ -264,6 +266,12 @@ def choose(
     )
 
 
+def _own(row: Mapping[str, Any], over: Sequence[str]) -> dict[str, Any]:
+    """The settings of a row: what is no figure, and not averaged over."""
+    figures = {*FIGURES, *over} - ({*OVER} - {*over})
+    return {name: value for name, value in row.items() if name not in figures}
+
+
 def _measure(row: Mapping[str, Any]) -> str | None:
     return next((name for name in ("accuracy", "error") if _number(row.get(name))), None)
 
@@ -290,20 +298,25 @@ def _confidence(rows: Sequence[Mapping[str, Any]]) -> float:
 
 
 def _averaged(
-    rows: Sequence[Mapping[str, Any]], measure: str, over: Sequence[str], alpha: float | None
+    rows: Sequence[Mapping[str, Any]],
+    measure: str,
+    over: Sequence[str],
+    alpha: float | None,
+    *,
+    gaps: bool,
 ) -> Averaged:
-    first = rows[0]
-    own = {n: v for n, v in first.items() if n not in FIGURES and n not in over}
     confidence = _confidence(rows)
     score = averaged([_ends(row, measure) for row in rows], confidence)
     gap = None
-    if any(row.get("gap") is not None for row in rows):
+    if gaps:
         gap = averaged([_ends(row, "gap") for row in rows], confidence)
     within, sure = None, True
     if alpha is not None and gap is not None:
         within = bool(gap.value <= alpha)  # NaN, a group without a sample, is not within
         sure = bool(gap.high <= alpha if within else gap.low > alpha)
-    return Averaged(own, tuple(int(row["run"]) for row in rows), score, gap, within, sure)
+    return Averaged(
+        _own(rows[0], over), tuple(int(row["run"]) for row in rows), score, gap, within, sure
+    )
 
 
 def _ends(row: Mapping[str, Any], name: str) -> tuple[float, float, float]:

@@ -15,7 +15,7 @@ import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -82,6 +82,16 @@ def _computed(
             watch([runs[index].number for index in indices], round)
 
     found = trained(jobs, memory=bench.memory, watch=watching)
+    with ExitStack() as stack:
+        close = getattr(found, "close", None)  # where this is left early, so is the training
+        if close is not None:
+            stack.callback(close)
+        yield from _evaluated(found, runs, bench)
+
+
+def _evaluated(
+    found: Iterator[tuple[int, Run]], runs: Sequence[Asked] | Sequence[_Numbered], bench: Bench
+) -> Iterator[Finished]:
     last = time.perf_counter()
     while True:
         with warnings.catch_warnings():

@@ -41,13 +41,16 @@ class SweepProgress:
         self._reached = dict.fromkeys(rounds, 0)
         self._sum, self._total = 0, sum(rounds.values())
         self._finished = 0
-        self._start, self._next = time.monotonic(), 0.0
+        self._first: tuple[float, int] | None = None
+        self._next = 0.0
         self._bar: tuple[RichProgress, TaskID] | None = None
         if self._out.is_terminal and not self._out.is_dumb_terminal:
             self._open()
 
     def watch(self, numbers: Sequence[int], round: int) -> None:
         """Take in that runs have reached a round."""
+        if self._first is None:  # processes start and accountants compute before it
+            self._first = time.monotonic(), len(numbers)
         for number in numbers:
             self._sum += max(0, round - self._reached[number])
             self._reached[number] = max(round, self._reached[number])
@@ -73,10 +76,11 @@ class SweepProgress:
         return self._kept + len(self._rounds)
 
     def _words(self) -> str:
-        elapsed = time.monotonic() - self._start
         words = [f"{self._kept + self._finished}/{self._all} runs"]
-        if self._sum and elapsed > 0:
-            pace = self._sum / elapsed
+        start, before = self._first or (math.inf, 0)
+        elapsed = time.monotonic() - start
+        if self._sum > before and elapsed > 0:
+            pace = (self._sum - before) / elapsed
             words.append(shown.pace(pace))
             words.append(f"{shown.duration((self._total - self._sum) / pace)} left")
         return "  ".join(words)

@@ -20,6 +20,7 @@ from fpfl.fairness.constraints import Constraint
 from fpfl.fairness.evaluation import Evaluation
 from fpfl.privacy.budget import BudgetExhaustedError
 from fpfl.runs.about import about_this_run
+from fpfl.runs.fingerprints import environment
 from fpfl.runs.folder import as_json
 from fpfl.sweeps import folder as files
 from fpfl.sweeps.asked import (
@@ -37,6 +38,7 @@ from fpfl.sweeps.charges import Account, SweepCost, refusal
 from fpfl.sweeps.choice import LOOKED, OVER, Choice, choose
 from fpfl.sweeps.folder import SweepFolder
 from fpfl.sweeps.grid import BESIDES, keywords
+from fpfl.sweeps.picture import picture
 from fpfl.sweeps.processes import AT_ONCE, Bench, Finished, Workers, compute, shares
 from fpfl.sweeps.progress import SweepProgress
 from fpfl.sweeps.table import Row, Table, row_of
@@ -99,6 +101,7 @@ class Sweep:
         people: Mapping[str, Population],
         *,
         judge: Constraint | None = None,
+        tolerance: float | None = None,
         held_out: Any = None,
         simulate: bool | None = None,
         ledger: str | os.PathLike[str] | None = None,
@@ -116,6 +119,7 @@ class Sweep:
         self._jobs = _checked_jobs(jobs, self._runs)
         self._bench, self._progress = Bench(people, judge, _for_each(memory, self._jobs)), progress
         self._names = differing(self._runs)
+        self._tolerance = tolerance
         specs = settled(self._runs, people)
         self._account = None if ledger is None else Account.of(ledger, self._runs, specs, people)
         self._folder = None if folder is None else SweepFolder(folder)
@@ -159,7 +163,8 @@ class Sweep:
     @property
     def tolerance(self) -> float | None:
         """α that gaps of held-out users are judged by."""
-        return None if self._bench.judge is None else self._bench.judge.tolerance
+        judge = self._bench.judge
+        return self._tolerance if judge is None or self._tolerance is not None else judge.tolerance
 
     def table(self) -> Table:
         """One row a finished run, in their order: the settings that differ, and figures."""
@@ -176,6 +181,14 @@ class Sweep:
             What runs of one setting may differ in; ``("seed", "data")`` averages over folds, too.
         """
         return choose(self.table(), tolerance=tolerance, over=over)
+
+    @property
+    def choice(self) -> Choice | None:
+        """What `chosen` says; None where nobody is held out, or nothing is finished yet."""
+        try:
+            return self.chosen()
+        except ValueError:
+            return None
 
     def finish(self) -> Self:
         """Train all that is left."""
@@ -221,16 +234,19 @@ class Sweep:
                     self._write_results()
                     written = now
                 yield run
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, GeneratorExit) as end:
+            # Ctrl-C in the loop's own lines is not raised here: the loop is left, and this closed.
             if bar is not None:
                 bar.close()
-            _say(self._left())
+            if self._due():
+                _say(self._left("Interrupted" if isinstance(end, KeyboardInterrupt) else "Left"))
             raise
         finally:
             if bar is not None:
                 bar.close()
             self._write_results()
             self._write_about(session, time.perf_counter() - start, due)
+            self._draw()
 
     def _computed(
         self, due: Sequence[Asked], watch: Callable[[Sequence[int], int], None] | None
@@ -294,7 +310,8 @@ class Sweep:
     # --- words and files ----------------------------------------------------------------------
 
     def _said(self, due: int, *, resume: bool) -> list[str]:
-        lines = [f"Sweep of {len(self)} runs, {due} to train. {_sentence(SIMULATION)}"]
+        what = "run" if len(self) == 1 else "runs"
+        lines = [f"Sweep of {len(self)} {what}, {due} to train. {_sentence(SIMULATION)}"]
         private = [run for run in self._runs if run.private]
         if private and self._account is None:
             lines.append(_sentence(SEEDED))
@@ -309,8 +326,8 @@ class Sweep:
             lines.append(LOOKED)
         return lines
 
-    def _left(self) -> str:
-        said = f"Interrupted: {self.finished} of {len(self)} runs are finished"
+    def _left(self, how: str) -> str:
+        said = f"{how}: {self.finished} of {len(self)} runs are finished"
         if self._folder is None:
             return f"{said}. They are in this sweep alone; iterate again for the rest."
         return f"{said} and kept in {self._folder.path}. Go on with it: {self._again}"
@@ -320,10 +337,8 @@ class Sweep:
     ) -> None:
         if self._folder is None:
             return
-        from fpfl import __version__
-
         this = about_this_run(self._command, seconds) | {
-            "fpfl": __version__,
+            "packages": environment()["packages"],
             "jobs": self._jobs,
             "runs": len(due),
             "finished": sum(run.number in self._rows for run in due),
@@ -336,7 +351,7 @@ class Sweep:
         if self._folder is None:
             return
         table = self.table()
-        choice = self._choice()
+        choice = self.choice
         content = {
             "note": SIMULATION,
             "held_out": LOOKED,
@@ -352,11 +367,14 @@ class Sweep:
         said += ["## The choice", "", *choice.lines(), ""] if choice is not None else []
         self._folder.write(files.TABLE, "\n".join(said).encode())
 
-    def _choice(self) -> Choice | None:
+    def _draw(self) -> None:
+        choice = self.choice
+        if self._folder is None or choice is None:
+            return
         try:
-            return self.chosen()
-        except ValueError:  # nobody is held out, or nothing is finished yet
-            return None
+            self._folder.write(files.PICTURE, picture(choice))
+        except ImportError as error:  # all the rest is there without it
+            _say(f"No picture: {error}")
 
 
 def sweep(
@@ -383,8 +401,8 @@ def sweep(
     Private runs of a sweep draw cohorts **and noise** from their seeds, so that their privacy
     statements say that there is no guarantee against anyone who has these. With a ``ledger`` that
     is otherwise: it is for people who are real. Then both are drawn from the operating system,
-    every round of every run is charged to the ledger before the run is trained, what all of it costs
-    is said before it starts, and a sweep that the budget has no room for is refused.
+    every round of every run is charged to the ledger before the run is trained, what all of it
+    costs is said before it starts, and a sweep that the budget has no room for is refused.
 
     Parameters
     ----------
