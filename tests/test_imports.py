@@ -51,7 +51,6 @@ ROOMS = {
         "store",
         "users",
     },
-    "sweeps": {"data", "privacy", "training"},
     "heldout": {"runs", "store", "aggregation", "data", "fairness", "privacy", "users"},
     "planning": {"data", "fairness", "methods", "privacy", "training"},
     "exporting": {"data", "store", "users"},

@@ -83,7 +83,8 @@ def cost_of(row: Row) -> float:
     """About how long a training of the row takes, in no unit."""
     users = row.cohort or row.batch or 1
     # A round costs something even if nobody is in it; the paper's fair rows have several gradients.
-    gradients = 2.0 if row.method in ("mmdm", "tran") or row.change == "separate" else 1.0
+    one = row.method in (None, "one-gradient") and row.change != "separate"
+    gradients = 1.0 if one else 2.0
     return gradients * row.rounds * (200 + users)
 
 
