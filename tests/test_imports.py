@@ -68,14 +68,18 @@ ROOMS = {
         "users",
     },
     "sweeps": {
+        "aggregation",
         "callbacks",
         "data",
         "fairness",
         "methods",
+        "numerics",
         "privacy",
         "runs",
+        "server",
         "store",
         "training",
+        "users",
     },
     "federation": {
         "aggregation",
