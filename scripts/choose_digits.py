@@ -43,7 +43,7 @@ def one(job: tuple[Row, dict[str, Any], int, Options]) -> dict[str, Any]:
     people = femnist.training(row, seed, options)
     training, held = people.split(HELD, seed=seed)
     constraint = femnist.constraint(row)
-    run, _ = train_row(replace(row, **changes), training, constraint, seed, options)
+    run = train_row(replace(row, **changes), training, constraint, seed, options)
     found = {
         name: evaluate_model(run.model, data, constraint=constraint, bootstrap=0)
         for name, data in (("held_out", held), ("train", training))

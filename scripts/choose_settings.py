@@ -3,6 +3,9 @@
 A quarter of the training users is held out, the others are trained on with the noise of the whole
 population's plan, scaled so that the noise over the cohort is what it would be there. No figure
 here looks at the test set. ``python scripts/choose_settings.py --seeds 3``.
+
+Trainings of one shape are computed together, in two processes; with ``--one-by-one`` each by
+itself, which shows what that saves.
 """
 
 from __future__ import annotations
@@ -13,8 +16,10 @@ import shlex
 import sys
 import time
 import warnings
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +28,9 @@ import torch
 import fpfl
 from fpfl.experiments.runner import RESULTS, about_this_run, write_about, write_kept
 from fpfl.experiments.tables import NETWORKS
+from fpfl.experiments.together import finished, groups_of
 from fpfl.privacy.accounting import calibrate_poisson
+from fpfl.sweeps.batch import Job
 from fpfl.training.defaults import suggested_clipping, suggested_learning_rate
 
 OUT = Path(__file__).parents[1] / "docs" / "results" / "adult-chosen"
@@ -52,60 +59,128 @@ ALTERNATIVES: dict[str, dict[str, Any]] = {
 PLACES = [(200, 2.0), (200, 0.5)]
 
 
-def one(job: tuple[str, int, float, str, int, float]) -> dict[str, Any]:
-    """Train one alternative with one seed; the gap is of the users it was trained on."""
-    name, cohort, epsilon, model, seed, noise = job
-    torch.set_num_threads(1)
-    changes = dict(ALTERNATIVES[name])
-    rounds = changes.pop("rounds", 1000)
+@dataclass(frozen=True)
+class Trial:
+    """One alternative at one place, with one network and seed; ``noise`` is the plan's σ."""
+
+    name: str
+    cohort: int
+    epsilon: float
+    model: str
+    seed: int
+    noise: float
+
+    @property
+    def rounds(self) -> int:
+        """T."""
+        return int(ALTERNATIVES[self.name].get("rounds", 1000))
+
+
+@cache
+def users(seed: int) -> tuple[fpfl.FederatedDataset, fpfl.FederatedDataset]:
+    """Who is trained on, and who is held out; one object for all trials of a seed."""
     people = fpfl.load_adult("train", normalise="paper").partition(mean=2, seed=seed)
     training, held = people.split(0.25, seed=seed)
-    clip = suggested_clipping(people.schema)
+    return training, held
+
+
+def job(trial: Trial) -> Job:
+    """What is trained."""
+    changes = dict(ALTERNATIVES[trial.name])
+    rounds = changes.pop("rounds", 1000)
+    training, _ = users(trial.seed)
+    clip = suggested_clipping(training.schema)
     clip = replace(clip, **{k: changes.pop(k) for k in list(changes) if hasattr(clip, k)})
     rate = changes.pop("learning_rate", None)
     rate = rate or suggested_learning_rate(
-        clip, noise, cohort, rounds, people.schema.samples_per_user
+        clip, trial.noise, trial.cohort, rounds, training.schema.samples_per_user
     )
-    m = round(cohort * training.population / USERS)
+    m = round(trial.cohort * training.population / USERS)
+    sigma = trial.noise * m / trial.cohort
+    return Job(
+        fpfl.mlp(training.schema.shape[0], NETWORKS[trial.model], seed=trial.seed),
+        training,
+        {
+            "cohort": m,
+            "rounds": rounds,
+            "constraint": fpfl.fnr_parity("sex"),
+            "method": fpfl.OneGradient(**changes),
+            "privacy": fpfl.Privacy(noise_multiplier=sigma, delta=DELTA, clip=clip),
+            "learning_rate": rate,
+            "seed": trial.seed,
+            "noise_seed": trial.seed,
+        },
+    )
+
+
+def measured(share: Sequence[Trial], apart: bool) -> list[dict[str, Any]]:
+    """Train a share of the trials; gaps are of the users that a trial was trained on."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        run = fpfl.train(
-            fpfl.mlp(people.schema.shape[0], NETWORKS[model], seed=seed),
-            training,
-            cohort=m,
-            rounds=rounds,
-            constraint=fpfl.fnr_parity("sex"),
-            method=fpfl.OneGradient(**changes),
-            privacy=fpfl.Privacy(noise_multiplier=noise * m / cohort, delta=DELTA, clip=clip),
-            learning_rate=rate,
-            seed=seed,
-            noise_seed=seed,
-        )
-    return {
-        "alternative": name, "cohort": cohort, "epsilon": epsilon, "model": model, "seed": seed,
-        "accuracy": run.evaluate(held, bootstrap=0).accuracy,
-        "train_gap": run.evaluate(training, bootstrap=0).gaps["fnr"].value,
-    }  # fmt: skip
+        found: list[dict[str, Any]] = [{} for _ in share]
+        for each in finished([job(trial) for trial in share], apart=apart):
+            trial, run = share[each.number], each.run
+            training, held = users(trial.seed)
+            found[each.number] = {
+                "alternative": trial.name, "cohort": trial.cohort, "epsilon": trial.epsilon,
+                "model": trial.model, "seed": trial.seed,
+                "accuracy": run.evaluate(held, bootstrap=0).accuracy,
+                "train_gap": run.evaluate(training, bootstrap=0).gaps["fnr"].value,
+                "together": each.together, "training_seconds": round(each.seconds, 2),
+            }  # fmt: skip
+    return found
+
+
+def all_trials(seeds: int) -> list[Trial]:
+    """In the order of the results."""
+    trials = []
+    for name, changes in ALTERNATIVES.items():
+        for cohort, epsilon in PLACES:
+            rounds = changes.get("rounds", 1000)
+            noise = calibrate_poisson(epsilon, cohort / USERS, rounds, DELTA, "zero-out")
+            trials += [Trial(name, cohort, epsilon, model, seed, noise)
+                       for model in NETWORKS for seed in range(seeds)]  # fmt: skip
+    return trials
 
 
 def main() -> None:
     """Run all alternatives and write what they gave."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
-    seeds = parser.parse_args().seeds
+    parser.add_argument("--jobs", type=int, default=2, help="processes side by side")
+    parser.add_argument("--one-by-one", action="store_true", help="train each by itself")
+    parser.add_argument("--out", type=Path, default=OUT, help="folder for the results")
+    given = parser.parse_args()
     start = time.perf_counter()
-    jobs = []
-    for name, changes in ALTERNATIVES.items():
-        for cohort, epsilon in PLACES:
-            rounds = changes.get("rounds", 1000)
-            noise = calibrate_poisson(epsilon, cohort / USERS, rounds, DELTA, "zero-out")
-            jobs += [(name, cohort, epsilon, model, seed, noise)
-                     for model in NETWORKS for seed in range(seeds)]  # fmt: skip
-    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
-        found = list(pool.map(one, jobs))
+    trials = all_trials(given.seeds)
+    if given.one_by_one:
+        groups = [[number] for number in range(len(trials))]
+    else:
+        groups = groups_of(
+            [(trial.model, trial.cohort, trial.rounds) for trial in trials],
+            [float(trial.rounds) for trial in trials],
+            given.jobs,
+        )
+    found: list[dict[str, Any]] = [{} for _ in trials]
+    with ProcessPoolExecutor(
+        given.jobs,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=torch.set_num_threads,
+        initargs=(1,),
+    ) as pool:
+        futures = {
+            pool.submit(measured, [trials[n] for n in group], given.one_by_one): group
+            for group in groups
+        }
+        for done, future in enumerate(as_completed(futures), start=1):
+            for number, result in zip(futures[future], future.result(), strict=True):
+                found[number] = result
+            if done == len(groups) or done % max(1, len(groups) // 20) == 0:
+                took = time.perf_counter() - start
+                print(f"[{sum(map(bool, found))}/{len(found)}] {took:.0f} s", file=sys.stderr)
     command = shlex.join(["python", "scripts/choose_settings.py", *sys.argv[1:]])
-    write_kept(OUT, RESULTS, found)
-    write_about(OUT, about_this_run(command, time.perf_counter() - start))
+    write_kept(given.out, RESULTS, found)
+    write_about(given.out, about_this_run(command, time.perf_counter() - start))
 
 
 if __name__ == "__main__":

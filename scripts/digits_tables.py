@@ -52,6 +52,8 @@ def cost_table(names: list[str]) -> str:
             first = found[0]
             private = first["noise_multiplier"] is not None
             slowest = max(run["training_seconds"] for run in found)
+            together = max(run.get("together", 1) for run in found)
+            shared = f" (of {together} together)" if together > 1 else ""
             cells = [
                 model,
                 f"{algorithm}{', ' * bool(variant)}{variant}",
@@ -61,7 +63,7 @@ def cost_table(names: list[str]) -> str:
                 *((f"{accounted:,}", round_up(first["epsilon_honest"])) if private else "––"),
                 *((f"{first['population']:,}", round_up(first["epsilon_real"])) if private
                   else "––"),
-                f"{slowest:.0f}",
+                f"{slowest:.0f}{shared}",
                 f"{first['rounds']:,}",
             ]  # fmt: skip
             lines.append(f"| {' | '.join(cells)} |")

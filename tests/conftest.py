@@ -27,6 +27,7 @@ LONGEST = (
     "test_fuzz.py",
     "test_folder.py",
     "test_docs.py",
+    "test_sweeps.py",
     "test_federation.py",
     "test_ranks.py",
     "test_flower_apps.py",

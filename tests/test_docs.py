@@ -100,7 +100,7 @@ SECTIONS = {
 @pytest.mark.parametrize("block", those("toml"))
 def test_configs_are_read(block: Block, tmp_path: Path) -> None:
     """A table's schema has a label; everything else is a config, or sections of one."""
-    from fpfl.config import load_config
+    from fpfl.config import load_config, load_sweep
     from fpfl.data.table_schema import read_table_schema
 
     path = tmp_path / "block.toml"
@@ -109,6 +109,8 @@ def test_configs_are_read(block: Block, tmp_path: Path) -> None:
     path.write_text(f"{block.code}\n{missing}", encoding="utf-8")
     if "label" in given:
         read_table_schema(path)
+    elif "sweep" in given:
+        load_sweep(path)
     else:
         load_config(path)
 

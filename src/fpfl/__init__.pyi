@@ -7,6 +7,7 @@ from fpfl.data.federated import FederatedDataset as FederatedDataset
 from fpfl.data.schema import Attribute as Attribute
 from fpfl.data.schema import Schema as Schema
 from fpfl.data.tables import read_table as read_table
+from fpfl.estimator import FairGridSearchCV as FairGridSearchCV
 from fpfl.estimator import FairPrivateClassifier as FairPrivateClassifier
 from fpfl.estimator import FairPrivateRegressor as FairPrivateRegressor
 from fpfl.fairness.constraints import Constraint as Constraint
@@ -28,6 +29,9 @@ from fpfl.privacy.settings import Clipping as Clipping
 from fpfl.privacy.settings import Privacy as Privacy
 from fpfl.report.page import write_report as write_report
 from fpfl.runs.folder import RunFolder as RunFolder
+from fpfl.sweeps.choice import choose as choose
+from fpfl.sweeps.grid import grid as grid
+from fpfl.sweeps.sweep import sweep as sweep
 from fpfl.training.defaults import suggest as suggest
 from fpfl.training.models import mlp as mlp
 from fpfl.training.run import Run as Run
@@ -53,6 +57,9 @@ from fpfl.report.facts import run_facts as run_facts
 from fpfl.server.events import Training as Training
 from fpfl.server.loop import RoundEvent as RoundEvent
 from fpfl.server.loop import StopTraining as StopTraining
+from fpfl.sweeps.choice import Choice as Choice
+from fpfl.sweeps.sweep import Sweep as Sweep
+from fpfl.sweeps.sweep import SweepRun as SweepRun
 from fpfl.training.run import evaluate_model as evaluate_model
 from fpfl.training.session import FpflWarning as FpflWarning
 

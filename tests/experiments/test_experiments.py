@@ -12,11 +12,12 @@ from conftest import make_population, vectors
 from torch import nn
 
 import fpfl
-from fpfl.experiments import runner
+from fpfl.experiments import runner, together
 from fpfl.experiments.__main__ import main
 from fpfl.experiments.adult import CHANGES, CONSTRAINTS, SeparateGradients, with_loss
 from fpfl.experiments.rows import _method as method_of
-from fpfl.experiments.tables import TABLES, load_table, matches, override
+from fpfl.experiments.tables import TABLES, Options, load_table, matches, override
+from fpfl.experiments.together import MOST, groups_of
 from fpfl.methods import REGISTER, MethodState
 from fpfl.users import CohortEngine, FlatModel
 
@@ -27,7 +28,7 @@ FIELDS = [
     "train_accuracy", "train_error", "train_gap", "rates", "stopped", "numbers_sent",
     "real_cohort",
     "convention", "epsilon", "epsilon_honest", "epsilon_real", "delta", "noise_multiplier",
-    "blocks", "device", "precision", "training_seconds", "seconds", "run",
+    "blocks", "device", "precision", "together", "training_seconds", "seconds", "run",
 ]  # fmt: skip
 
 
@@ -181,6 +182,88 @@ def test_central_rows_have_no_cohort(capsys) -> None:
     assert result["cohort"] is None
     assert result["population"] == 32_561
     assert result["epsilon"] is None
+
+
+@pytest.mark.usefixtures("short")
+def test_together_and_one_by_one_are_the_same_but_for_rounding(capsys) -> None:
+    """Rows of several shapes, private and not; by itself a run has a time of its own."""
+    found = {}
+    for way in ([], ["--one-by-one"]):
+        assert main(["adult-federated", "--rows", "shallow/*F*L/200/*", "--seeds", "2",
+                     "--jobs", "1", "--json", *way]) == 0  # fmt: skip
+        found[bool(way)] = json.loads(capsys.readouterr().out)
+    assert len(found[True]) == 12
+    assert {r["together"] for r in found[True]} == {1}
+    for one, other in zip(found[True], found[False], strict=True):
+        assert one["run"] == other["run"]
+        assert one["numbers_sent"] == other["numbers_sent"]
+        for figure in ("accuracy", "gap", "train_gap"):
+            assert one[figure] == pytest.approx(other[figure], abs=1e-3), figure
+
+
+def test_a_worker_that_fails_gives_what_it_has() -> None:
+    rows = [dataclasses.replace(r, rounds=2) for r in load_table("adult-central")[:1]]
+    bad = dataclasses.replace(rows[0], learning_rate=1e30)
+    found, error = runner._run_share([(rows[0], 0), (bad, 0)], Options(), True)
+    assert [place for place, _ in found] == [0]
+    assert "diverged" in str(error)
+
+
+def test_a_failure_in_one_process_loses_nothing_of_another() -> None:
+    good = dataclasses.replace(load_table("adult-central")[0], rounds=2)
+    bad = dataclasses.replace(good, learning_rate=1e30)
+    found = []
+
+    def collect() -> None:
+        for index, result in runner._run_all([(bad, 0), (good, 0)], Options(), 2, False):
+            found.append((index, result["algorithm"]))
+
+    with pytest.raises(ValueError, match="diverged"):
+        collect()
+    assert found == [(1, "SGD")]
+
+
+def test_shares_of_work() -> None:
+    """Nothing is lost or done twice; one shape a group; workers have about the same to do."""
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        number, workers = int(rng.integers(1, 150)), int(rng.integers(1, 9))
+        shapes = rng.integers(0, rng.integers(1, 12), number).tolist()
+        costs = [float(1 + shape) for shape in shapes]
+        groups = groups_of(shapes, costs, workers)
+        assert sorted(n for group in groups for n in group) == list(range(number))
+        assert max(map(len, groups)) <= MOST
+        assert all(len({shapes[n] for n in group}) == 1 for group in groups)
+        assert len(groups) >= min(number, workers)
+        # Whoever is free takes the next: no worker has more than its part and one group.
+        loads = [0.0] * workers
+        for group in groups:
+            loads[loads.index(min(loads))] += sum(costs[n] for n in group)
+        largest = sum(costs[n] for n in groups[0])
+        assert max(loads) <= sum(costs) / workers + largest
+    assert [len(g) for g in groups_of([0] * 64, [1.0] * 64, 2)] == [16] * 4
+    assert [len(g) for g in groups_of([0] * 10, [1.0] * 10, 2)] == [5, 5]
+
+
+def test_time_is_that_of_a_group_over_its_runs(monkeypatch) -> None:
+    """By a clock that training alone moves, and evaluating does not."""
+    clock = [0.0]
+
+    def trained(jobs, *, memory=None, watch=None):
+        for group, seconds in (([1, 2], 6.0), ([0], 5.0)):
+            watch(group, 1)
+            clock[0] += seconds
+            for number in group:
+                watch(group[:1], 2)  # the others may have stopped
+                yield number, f"run {number}"
+
+    monkeypatch.setattr(together, "trained", trained)
+    monkeypatch.setattr(together.time, "perf_counter", lambda: clock[0])
+    found = []
+    for each in together.finished([None] * 3):
+        clock[0] += 100.0
+        found.append((each.number, each.run, each.seconds, each.together))
+    assert found == [(1, "run 1", 3.0, 2), (2, "run 2", 3.0, 2), (0, "run 0", 5.0, 1)]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Rates, groups and constraints: what is counted, for whom, and what is refused."""
 
 import math
+import pickle
 
 import pytest
 import torch
@@ -292,3 +293,17 @@ def test_slopes_in_closed_form_are_the_standins(rate) -> None:
     labels = torch.randint(0, 3, (20,))
     (wanted,) = torch.autograd.grad(rate.surrogate(scores, labels).sum(), scores)
     torch.testing.assert_close(rate.slope(scores.detach(), labels), wanted)
+
+
+@pytest.mark.parametrize("rate", [*TWO_CLASSES.values(), *MANY_CLASSES.values(),
+                                  *REGRESSION.values()], ids=lambda rate: rate.name)  # fmt: skip
+def test_a_rate_can_be_sent_to_another_process(rate: rates.Rate) -> None:
+    """Its functions have no names that pickle could find: it is made anew, and is the same."""
+    assert pickle.loads(pickle.dumps(rate)) is rate
+
+
+def test_a_made_up_rate_is_pickled_by_its_functions() -> None:
+    named = rates.Rate("named", torch.isfinite, torch.eq, torch.sub)
+    assert pickle.loads(pickle.dumps(named)) == named
+    with pytest.raises((AttributeError, pickle.PicklingError)):
+        pickle.dumps(rates.Rate("unnamed", lambda y: y > 0, torch.eq, torch.sub))

@@ -49,6 +49,21 @@ def test_what_it_is_made_with(path):
         make(path)
 
 
+def test_there_is_room_for_what_can_be_charged_and_for_no_more(path):
+    """Asked of several mechanisms together, and beside what others charged."""
+    with make(path, epsilon=2.0) as ledger:
+        ledger.charge("first", LARGE, 1)
+        room = ledger.left(LARGE)
+        assert ledger.has_room({})
+        assert ledger.has_room({LARGE: room})
+        assert not ledger.has_room({LARGE: room + 1})
+        more = ledger.filter.room({LARGE: 2}, SMALL)
+        assert ledger.has_room({LARGE: 1, SMALL: more})
+        assert not ledger.has_room({LARGE: 1, SMALL: more + 1})
+        with pytest.raises(ValueError, match="1,000 users"):
+            ledger.has_room({Mechanism("all", 10, 10, 8.0, "zero-out"): 1})
+
+
 def test_the_order_can_be_given_or_chosen_for_a_mechanism(path):
     little = Mechanism("poisson", K, 10, 0.9, "zero-out")
     assert make(path, 2.0, order=5).filter.order == 5

@@ -21,6 +21,7 @@ from fpfl.cli import export as cli_export
 from fpfl.cli import federation as cli_federation
 from fpfl.cli import plan as cli_plan
 from fpfl.cli import runs
+from fpfl.cli import sweep as cli_sweep
 from fpfl.cli.options import help_alone
 from fpfl.privacy.conventions import BudgetExhaustedError
 
@@ -49,6 +50,7 @@ app = typer.Typer(
 )
 
 runs.add_commands(app)
+app.command()(cli_sweep.sweep)
 app.command()(cli_export.export)
 app.command()(cli_plan.plan)
 app.command()(cli_export.report)
@@ -184,6 +186,9 @@ def reproduce(
         list[str] | None, typer.Option("--set", help="KEY=VALUE for all rows, e.g. rounds=250.")
     ] = None,
     jobs: Annotated[int | None, typer.Option(help="Processes side by side.")] = None,
+    one_by_one: Annotated[
+        bool, typer.Option("--one-by-one", help="Train every run by itself, e.g. to time it.")
+    ] = False,
     data: Annotated[
         str | None,
         typer.Option(

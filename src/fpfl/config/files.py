@@ -10,13 +10,14 @@ import inspect
 import math
 import tomllib
 import warnings
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import ValidationError
-from torch import nn
+from torch import Tensor, nn
 
 from fpfl.config.data import (
     Loaded,
@@ -62,6 +63,7 @@ __all__ = [
     "make_model",
     "run_config",
     "table_schema",
+    "train_keywords",
     "with_schema",
 ]
 
@@ -97,16 +99,26 @@ def config_of(text: str, where: str | Path) -> Config:
         content = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also of a number with thousands of digits
         raise ValueError(f"{where} is not a TOML file: {error}") from error
+    checked_version(content, where)
+    if "sweep" in content:
+        raise ValueError(
+            f"{where} has a [sweep] section, so it is many trainings: fpfl sweep {where} --out "
+            "DIR. For one training remove the section"
+        )
+    try:
+        return Config.model_validate(content)
+    except ValidationError as error:
+        raise ValueError(f"{where}: {one_line(error)}") from error
+
+
+def checked_version(content: dict[str, Any], where: str | Path) -> None:
+    """Refuse a config that is for a newer fpfl."""
     version = content.get("version", VERSION)
     if isinstance(version, int) and version > VERSION:
         raise ValueError(
             f"{where} is of version {version}, for a newer fpfl; this one reads version {VERSION}: "
             "upgrade fpfl"
         )
-    try:
-        return Config.model_validate(content)
-    except ValidationError as error:
-        raise ValueError(f"{where}: {_one_line(error)}") from error
 
 
 def run_config(
@@ -128,21 +140,28 @@ def run_config(
     data, test = load_data(config, folder, partition_seed) if loaded is None else loaded
     if keep is not None and keep.resume:
         check_same_people(config, data, keep.run)
+    given = train_keywords(config, data, keep) | ({"device": device} if device else {})
+    run = train(make_model(config, data.schema), data, **given, folder=keep, callbacks=callbacks)
+    return run, data, test
+
+
+def train_keywords(
+    config: Config, data: FederatedDataset, keep: RunFolder | None = None
+) -> dict[str, Any]:
+    """What a config says, as keywords of ``fpfl.train``; what it leaves open is suggested."""
     config = _completed(config, data, keep)
     t = config.training
     known = inspect.signature(train).parameters  # what a section calls as `fpfl.train` does
     given = {name: getattr(t, name) for name in type(t).model_fields if name in known}
-    given |= {
+    return given | {
         "constraint": make_constraint(config, data.schema),
         "method": make_method(config),
         "privacy": _privacy(config.privacy),
         "clip": _clip(t.clip),
         "optimizer": _optimizer(t),
         "local": _local(t),
-        "device": device or t.device,
+        "device": t.device,
     }
-    run = train(make_model(config, data.schema), data, **given, folder=keep, callbacks=callbacks)
-    return run, data, test
 
 
 def make_model(config: Config, schema: Schema) -> nn.Module:
@@ -249,22 +268,31 @@ def _clip(clip: float | ClipConfig | None) -> float | Clipping | None:
     return Clipping(**clip.model_dump()) if isinstance(clip, ClipConfig) else clip
 
 
-def _optimizer(t: TrainingConfig) -> Any:
-    import torch
+@dataclass(frozen=True)
+class _Optimizer:
+    """Makes an optimiser by name; other processes can be sent it, as they cannot a lambda."""
 
-    if t.optimizer == "sgd":
-        return None
-    if t.optimizer == "momentum":
-        return lambda w: torch.optim.SGD(w, lr=t.learning_rate, momentum=0.9)
-    return lambda w: torch.optim.Adam(w, lr=t.learning_rate)
+    name: str
+    learning_rate: float
+
+    def __call__(self, w: list[Tensor]) -> torch.optim.Optimizer:
+        if self.name == "momentum":
+            return torch.optim.SGD(w, lr=self.learning_rate, momentum=0.9)
+        return torch.optim.Adam(w, lr=self.learning_rate)
 
 
-def _one_line(error: ValidationError) -> str:
+def _optimizer(t: TrainingConfig) -> _Optimizer | None:
+    return None if t.optimizer == "sgd" else _Optimizer(t.optimizer, t.learning_rate)
+
+
+def one_line(error: ValidationError, section: str | None = None) -> str:
+    """What is wrong with a config, or with one section of it, in a line."""
     parts = []
     for item in error.errors()[:_SHOWN]:
         # Where several types would do, pydantic also says which of them it tried.
         pieces = [piece for piece in item["loc"] if "[" not in str(piece)]
-        where = ".".join(map(_shown, pieces)) or "config"
+        named = [section, *pieces] if section else pieces
+        where = ".".join(map(_shown, named)) or "config"
         what = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
             what = "there is no such key; remove it or correct its name"

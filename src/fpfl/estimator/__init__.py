@@ -1,5 +1,6 @@
-"""scikit-learn estimators around `fpfl.train`."""
+"""scikit-learn estimators around `fpfl.train`, and a search over their settings."""
 
 from fpfl.estimator.estimators import FairPrivateClassifier, FairPrivateRegressor
+from fpfl.estimator.search import FairGridSearchCV
 
-__all__ = ["FairPrivateClassifier", "FairPrivateRegressor"]
+__all__ = ["FairGridSearchCV", "FairPrivateClassifier", "FairPrivateRegressor"]

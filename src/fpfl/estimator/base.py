@@ -1,4 +1,4 @@
-"""What the scikit-learn estimators have in common: from rows to a call of `fpfl.train`."""
+"""What the scikit-learn estimators have in common: from rows to a training, and back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -37,6 +37,7 @@ from fpfl.methods import Method
 from fpfl.privacy.accounting import Neighbours
 from fpfl.privacy.conventions import BudgetExhaustedError
 from fpfl.privacy.settings import Clipping, Privacy
+from fpfl.sweeps.batch import Job
 from fpfl.training import FpflWarning, train
 from fpfl.training.defaults import (
     PLAIN_ROUNDS,
@@ -52,8 +53,19 @@ from fpfl.training.spec import check_numbers, public_normaliser
 from fpfl.users import task
 
 try:
-    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-    from sklearn.utils import check_random_state
+    from sklearn.base import (
+        BaseEstimator,
+        ClassifierMixin,
+        MetaEstimatorMixin,
+        RegressorMixin,
+        clone,
+        is_classifier,
+    )
+    from sklearn.exceptions import FitFailedWarning
+    from sklearn.metrics import check_scoring
+    from sklearn.model_selection import GroupKFold, ParameterGrid, check_cv
+    from sklearn.utils import check_random_state, get_tags, indexable
+    from sklearn.utils.metaestimators import available_if
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_is_fitted, validate_data
 except ImportError as error:
@@ -64,12 +76,58 @@ except ImportError as error:
 
 # What is scikit-learn's comes from here, where its absence is explained.
 __all__ = [
+    "BaseEstimator",
     "ClassifierMixin",
     "FairPrivateBase",
+    "FitFailedWarning",
+    "Fitting",
+    "GroupKFold",
+    "MetaEstimatorMixin",
+    "ParameterGrid",
     "RegressorMixin",
+    "available_if",
     "check_classification_targets",
+    "check_cv",
+    "check_is_fitted",
+    "check_scoring",
+    "clone",
+    "get_tags",
+    "indexable",
+    "is_classifier",
+    "notes_of",
     "validate_data",
 ]
+
+
+UNSCALED = (
+    "epsilon was given without feature_range: features are used as they are, clamped "
+    f"to [-{LIMIT:g}, {LIMIT:g}], for scaling them by what the data shows would cost "
+    "privacy that nobody counts. Give feature_range, public (low, high) pairs"
+)
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """A fit before its training: alone and in a search it is the same one.
+
+    Parameters
+    ----------
+    job
+        What is to be trained.
+    scaling
+        What was done to the features.
+    notes
+        What the caller should know beforehand.
+    """
+
+    job: Job
+    scaling: Scaling
+    notes: tuple[str, ...] = ()
+
+
+def notes_of(run: Run) -> tuple[str, ...]:
+    """What the user of a run should know."""
+    return (*run.warnings, *([run.stopped] if run.stopped else []))
 
 
 class FairPrivateBase(BaseEstimator):
@@ -112,7 +170,28 @@ class FairPrivateBase(BaseEstimator):
         self.random_state = random_state
         self.verbose = verbose
 
-    def _fit(
+    def _prepared(self, X: Any, y: Any, sensitive_features: Any, users: Any) -> Fitting:
+        """Check the rows, and settle what is to be trained."""
+        raise NotImplementedError
+
+    def _codes(self, y: Any) -> NDArray[Any] | None:
+        """Labels of held-out rows as training has them; None where one is of no known class."""
+        raise NotImplementedError
+
+    def _fit(self, fitting: Fitting) -> Self:
+        """Train by itself; called by ``fit``, about whose caller the warnings are."""
+        for note in fitting.notes:
+            warnings.warn(note, FpflWarning, stacklevel=3)
+        with warnings.catch_warnings():
+            # They are the caller's to see, not about a line of this file: repeated below.
+            warnings.simplefilter("ignore", FpflWarning)
+            run = self._train(fitting.job)
+        if run.history:
+            for note in notes_of(run):
+                warnings.warn(note, FpflWarning, stacklevel=3)
+        return self._take(fitting, run)
+
+    def _fitting(
         self,
         rows: Any,
         X: NDArray[np.float64],
@@ -122,8 +201,8 @@ class FairPrivateBase(BaseEstimator):
         *,
         classes: tuple[str, ...] | None = None,
         label_range: tuple[float, float] | None = None,
-    ) -> Self:
-        """Train on checked rows; ``rows`` are those that were given, which may have an index."""
+    ) -> Fitting:
+        """From checked rows to a training; ``rows`` are those given, which may have an index."""
         population, neighbours = ledger_of(self.ledger, private=self.epsilon is not None)
         for name, given in (("sensitive_features", sensitive_features), ("users", users)):
             check_order(rows, given, name)
@@ -147,38 +226,18 @@ class FairPrivateBase(BaseEstimator):
         )
         constraint = chosen_constraint(self.constraint, self.tolerance, schema)
         scaling = Scaling.of(X, self.feature_range, private=self.epsilon is not None)
-        if self.epsilon is not None and scaling.ranges is None:
-            warnings.warn(
-                "epsilon was given without feature_range: features are used as they are, clamped "
-                f"to [-{LIMIT:g}, {LIMIT:g}], for scaling them by what the data shows would cost "
-                "privacy that nobody counts. Give feature_range, public (low, high) pairs",
-                FpflWarning,
-                stacklevel=3,
-            )
+        unscaled = self.epsilon is not None and scaling.ranges is None
         data = FederatedDataset.from_samples(scaling(X), labels, codes, schema, numbers)
         with warnings.catch_warnings():
-            # They are the caller's to see, not about a line of this file: repeated below.
+            # Training itself will say what there is to say.
             warnings.simplefilter("ignore", FpflWarning)
-            run = self._train(data, constraint, neighbours)
-        for note in (*run.warnings, *([run.stopped] if run.stopped else [])):
-            if run.history:
-                warnings.warn(note, FpflWarning, stacklevel=3)
-        if not run.history:
-            spent = self.ledger is not None and "diverged" not in str(run.stopped)
-            kind = BudgetExhaustedError if spent else RuntimeError
-            raise kind(f"not one round was run, so there is no model: {run.stopped}")
-        self.run_, self.privacy_, self.n_iter_ = run, run.privacy, len(run.history)
-        self.schema_ = schema
-        self._scaling, self._own = scaling, self.model is None
-        self._named: Any = None
-        if isinstance(self.constraint, str) and constraint is not None:
-            self._named = (self.constraint, constraint.tolerance)
-        return self
+            job = self._job(data, constraint, neighbours)
+        return Fitting(job, scaling, (UNSCALED,) if unscaled else ())
 
-    def _train(
+    def _job(
         self, data: FederatedDataset, constraint: Constraint | None, neighbours: Neighbours | None
-    ) -> Run:
-        """Settle what was left open and call ``fpfl.train``."""
+    ) -> Job:
+        """Settle what was left open."""
         schema, seed = data.schema, None
         rounds = whole(self.rounds)
         if rounds is None:
@@ -199,29 +258,52 @@ class FairPrivateBase(BaseEstimator):
         method = self.method
         if constraint is not None and method is None:
             method = chosen_method(constraint, private=privacy is not None)
+        settings = {
+            "cohort": cohort,
+            "rounds": rounds,
+            "constraint": constraint,
+            "method": method,
+            "privacy": privacy,
+            "clip": None if privacy else self.clip,
+            "learning_rate": rate,
+            "normaliser": self.normaliser,
+            # The best of many cohorts is chance where there is nothing else to judge by.
+            "selection": "average" if constraint is None else None,
+            "seed": seed,
+        }
+        return Job(network(self.model, self.hidden, schema, seed), data, settings)
+
+    def _train(self, job: Job) -> Run:
+        """Train, shown and charged as asked."""
         with ExitStack() as stack:
             callbacks = []
             if self.verbose:
                 from fpfl.callbacks.progress import progress
 
-                callbacks.append(stack.enter_context(progress(type(self).__name__, rounds)))
+                shown = progress(type(self).__name__, job.settings["rounds"])
+                callbacks.append(stack.enter_context(shown))
             return train(
-                network(self.model, self.hidden, schema, seed),
-                data,
-                cohort=cohort,
-                rounds=rounds,
-                constraint=constraint,
-                method=method,
-                privacy=privacy,
-                clip=None if privacy else self.clip,
-                learning_rate=rate,
-                normaliser=self.normaliser,
-                # The best of many cohorts is chance where there is nothing else to judge by.
-                selection="average" if constraint is None else None,
-                seed=seed,
+                job.model,
+                job.data,
+                **job.settings,
                 ledger=None if self.ledger is None else Path(self.ledger),
                 callbacks=callbacks,
             )
+
+    def _take(self, fitting: Fitting, run: Run) -> Self:
+        """Become the estimator that a finished run makes."""
+        if not run.history:
+            spent = self.ledger is not None and "diverged" not in str(run.stopped)
+            kind = BudgetExhaustedError if spent else RuntimeError
+            raise kind(f"not one round was run, so there is no model: {run.stopped}")
+        constraint = fitting.job.settings["constraint"]
+        self.run_, self.privacy_, self.n_iter_ = run, run.privacy, len(run.history)
+        self.schema_ = fitting.job.data.schema
+        self._scaling, self._own = fitting.scaling, self.model is None
+        self._named: Any = None
+        if isinstance(self.constraint, str) and constraint is not None:
+            self._named = (self.constraint, constraint.tolerance)
+        return self
 
     def _outputs(self, X: Any) -> Tensor:
         """What the network returns for rows, as `fpfl.users.task` takes it."""

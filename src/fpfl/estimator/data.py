@@ -135,6 +135,30 @@ def sensitive_columns(
     """
     if given is None:
         return (), None
+    names, columns = _columns(given, rows)
+    if not wanted:
+        return (), None
+    found = [_attribute(name, column) for name, column in zip(names, columns, strict=True)]
+    return tuple(a for a, _ in found), np.stack([codes for _, codes in found], axis=1)
+
+
+def codes_among(attributes: Sequence[Attribute], given: Any, rows: int) -> NDArray[np.int64]:
+    """Codes of sensitive features by attributes that are known already: of held-out rows.
+
+    A value that no attribute has is unknown.
+    """
+    _, columns = _columns(given, rows)
+    codes = np.full((rows, len(attributes)), UNKNOWN, dtype=np.int64)
+    for place, (attribute, column) in enumerate(zip(attributes, columns, strict=True)):
+        known = {value: code for code, value in enumerate(attribute.values)}
+        there = ~_missing(column)
+        texts = map(str, column[there].tolist())
+        codes[there, place] = [known.get(text, UNKNOWN) for text in texts]
+    return codes
+
+
+def _columns(given: Any, rows: int) -> tuple[list[str], list[NDArray[Any]]]:
+    """The names and columns of sensitive features."""
     if hasattr(given, "columns"):
         names = [str(name) for name in given.columns]
         columns = [np.asarray(given[name]) for name in given.columns]
@@ -152,10 +176,7 @@ def sensitive_columns(
             f"sensitive_features has shape {shape}; expected one row for each of {rows} rows of "
             "X, and a column for each attribute"
         )
-    if not wanted:
-        return (), None
-    found = [_attribute(name, column) for name, column in zip(names, columns, strict=True)]
-    return tuple(a for a, _ in found), np.stack([codes for _, codes in found], axis=1)
+    return names, columns
 
 
 def _attribute(name: str, column: NDArray[Any]) -> tuple[Attribute, NDArray[np.int64]]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from fpfl.estimator.base import (
     ClassifierMixin,
     FairPrivateBase,
+    Fitting,
     RegressorMixin,
     check_classification_targets,
     validate_data,
@@ -128,6 +129,9 @@ class FairPrivateClassifier(ClassifierMixin, FairPrivateBase):
             every row is a user of its own, and single rows are protected, not people who have
             several.
         """
+        return self._fit(self._prepared(X, y, sensitive_features, users))
+
+    def _prepared(self, X: Any, y: Any, sensitive_features: Any, users: Any) -> Fitting:
         check_columns(X)
         rows, labels = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(labels)
@@ -137,7 +141,12 @@ class FairPrivateClassifier(ClassifierMixin, FairPrivateBase):
                 f"y has one class, {self.classes_[0]!r}; expected two or more to tell apart"
             )
         names = tuple(map(str, self.classes_.tolist()))
-        return self._fit(X, rows, codes, sensitive_features, users, classes=names)
+        return self._fitting(X, rows, codes, sensitive_features, users, classes=names)
+
+    def _codes(self, y: Any) -> NDArray[Any] | None:
+        labels = np.asarray(y)
+        codes = np.searchsorted(self.classes_, labels).clip(max=len(self.classes_) - 1)
+        return codes if bool((self.classes_[codes] == labels).all()) else None
 
     def decision_function(self, X: Any) -> NDArray[np.float64]:
         """Logits: of the second class where there are two, else one for each class."""
@@ -205,6 +214,9 @@ normaliser, feature_range, ledger, random_state, verbose
 
     def fit(self, X: Any, y: Any, sensitive_features: Any = None, users: Any = None) -> Self:
         """Train; the arguments are those of `FairPrivateClassifier.fit`, y are numbers."""
+        return self._fit(self._prepared(X, y, sensitive_features, users))
+
+    def _prepared(self, X: Any, y: Any, sensitive_features: Any, users: Any) -> Fitting:
         check_columns(X)
         rows, labels = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
         if self.label_range is not None:
@@ -217,7 +229,11 @@ normaliser, feature_range, ledger, random_state, verbose
                 "can do, and must not be read from them. Give a public label_range=(low, high)"
             )
         numbers = labels_within(np.asarray(labels, dtype=np.float64), bounds)
-        return self._fit(X, rows, numbers, sensitive_features, users, label_range=bounds)
+        return self._fitting(X, rows, numbers, sensitive_features, users, label_range=bounds)
+
+    def _codes(self, y: Any) -> NDArray[Any] | None:
+        assert self.schema_.label_range is not None  # every regression has one
+        return labels_within(np.asarray(y, dtype=np.float64), self.schema_.label_range)
 
     def predict(self, X: Any) -> NDArray[np.float64]:
         """The prediction for each row, within the label range."""

@@ -30,6 +30,9 @@ def main(arguments: list[str] | None = None) -> int:
         "--set", action="append", default=[], dest="overrides", help="KEY=VALUE for all rows"
     )
     parser.add_argument("--jobs", type=int, default=None, help="processes side by side")
+    parser.add_argument(
+        "--one-by-one", action="store_true", help="train every run by itself, e.g. to time it"
+    )
     parser.add_argument("--data", default=None, help="femnist: PATH, femnist or digits (default)")
     parser.add_argument("--order", default="lexicographic", help="femnist: or seeded")
     parser.add_argument("--scale", type=float, default=None, help="of the rounds")

@@ -198,6 +198,13 @@ def _group(rate: str, group: str, where: str) -> Callable[[Row, Results], str]:
     return lambda row, mine: summarise([r["rates"][where][rate][group] for r in mine])
 
 
+def _seconds(row: Row, mine: Results) -> str:
+    """Of training, of the slowest seed; runs that were trained together shared their time."""
+    together = max(result.get("together", 1) for result in mine)
+    shared = f" (of {together} together)" if together > 1 else ""
+    return f"{max(result['training_seconds'] for result in mine):.0f}{shared}"
+
+
 def _epsilon(key: str) -> Callable[[Row, Results], str]:
     return lambda row, mine: "–" if mine[0][key] is None else round_up(mine[0][key])
 
@@ -267,7 +274,7 @@ SHAPES = {
         | _LAST
         | {
             "real ε": _epsilon("epsilon_real"),
-            "seconds": lambda row, mine: f"{max(r['training_seconds'] for r in mine):.0f}",
+            "seconds": _seconds,
             "precision": lambda row, mine: ", ".join(sorted({r["precision"] for r in mine})),
         },
     ),

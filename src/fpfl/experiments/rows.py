@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal, Protocol, get_args
 
@@ -13,15 +15,19 @@ from fpfl.data.federated import FederatedDataset
 from fpfl.experiments import adult, femnist
 from fpfl.experiments.adult import changed
 from fpfl.experiments.tables import Options, Row
+from fpfl.experiments.together import Finished, finished
 from fpfl.fairness.constraints import Constraint
 from fpfl.fairness.evaluation import Evaluation
 from fpfl.methods import MMDM, REGISTER, Method, OneGradient, Tran
 from fpfl.privacy.plan import PrivacyPlan, PrivacyWarning
 from fpfl.privacy.settings import Clipping, Privacy
 from fpfl.server.selection import Rule
-from fpfl.training import FpflWarning, train
+from fpfl.store.typed import typed
+from fpfl.sweeps.batch import Job
+from fpfl.training import FpflWarning
 from fpfl.training.defaults import suggested_clipping, suggested_learning_rate
 from fpfl.training.run import Run, evaluate_model
+from fpfl.users.layout import Layout
 
 Result = dict[str, Any]
 
@@ -66,18 +72,60 @@ def row_name(row: Row, options: Options) -> str:
     return row.name(TASKS[row.task].users(row, options))
 
 
-def run_row(row: Row, seed: int, options: Options) -> Result:
-    """Train one row with one seed and evaluate it on the test set and the training population."""
-    start = time.perf_counter()
-    task = TASKS[row.task]
-    data, constraint = task.training(row, seed, options), task.constraint(row)
-    loaded = time.perf_counter()
-    run, sent = train_row(row, data, constraint, seed, options)
-    trained = time.perf_counter()
+def shape_of(row: Row) -> Hashable:
+    """What is equal in rows whose trainings can be computed as one; seeds and ε may differ."""
+    clipped = row.clip is not None or row.suggested
+    what = (row.task, row.model, row.constraint, row.method, row.change, clipped, row.private)
+    return *what, row.mean_samples, row.cohort, row.batch, row.rounds
+
+
+def cost_of(row: Row) -> float:
+    """About how long a training of the row takes, in no unit."""
+    users = row.cohort or row.batch or 1
+    # A round costs something even if nobody is in it; the paper's fair rows have several gradients.
+    one = row.method in (None, "one-gradient") and row.change != "separate"
+    gradients = 1.0 if one else 2.0
+    return gradients * row.rounds * (200 + users)
+
+
+def run_rows(
+    work: Sequence[tuple[Row, int]], options: Options, *, apart: bool = False
+) -> Iterator[tuple[int, Result]]:
+    """Train rows with seeds, together or ``apart``, and measure each; results as they finish.
+
+    Each is evaluated on the test set and on the population that it was trained on.
+    """
+    jobs, loading = [], []
+    for row, seed in work:
+        start, task = time.perf_counter(), TASKS[row.task]
+        with _quiet():
+            job = row_job(
+                row, task.training(row, seed, options), task.constraint(row), seed, options
+            )
+        jobs.append(job)
+        loading.append(time.perf_counter() - start)
+    runs = finished(jobs, apart=apart)
+    while True:
+        with _quiet():  # not while the results are somebody else's
+            each = next(runs, None)
+        if each is None:
+            return
+        row, seed = work[each.number]
+        start = time.perf_counter()
+        result = _result(row, seed, options, jobs[each.number].data, each)
+        seconds = loading[each.number] + each.seconds + time.perf_counter() - start
+        yield each.number, result | {"seconds": round(seconds, 2)}
+
+
+def _result(
+    row: Row, seed: int, options: Options, data: FederatedDataset, trained: Finished
+) -> Result:
+    """What a finished run of a row is measured to be."""
+    task, run = TASKS[row.task], trained.run
     if run.stopped and not row.private:
         raise ValueError(f"{row_name(row, options)}, seed {seed}: {run.stopped}")
     test, training = (
-        evaluate_model(run.model, each, constraint=constraint, bootstrap=0)
+        evaluate_model(run.model, each, constraint=task.constraint(row), bootstrap=0)
         for each in (task.testing(row, options), data)
     )
     return {
@@ -100,13 +148,13 @@ def run_row(row: Row, seed: int, options: Options) -> Result:
         "train_gap": training.gaps["constraint"].value,
         "rates": {"test": _rates(test), "train": _rates(training)},
         "stopped": run.stopped,
-        "numbers_sent": sent,
+        "numbers_sent": typed(Layout, run.settings["layout"]).size,
         "real_cohort": run.settings["cohort"],
         **_privacy(run),
         "device": options.device,
         "precision": options.precision,
-        "training_seconds": round(trained - loaded, 2),
-        "seconds": round(time.perf_counter() - start, 2),
+        "together": trained.together,
+        "training_seconds": round(trained.seconds, 2),
     }
 
 
@@ -124,31 +172,42 @@ def _privacy(run: Run) -> dict[str, Any]:
     }
 
 
+def row_job(
+    row: Row, data: FederatedDataset, constraint: Constraint, seed: int, options: Options
+) -> Job:
+    """The training of one row: Algorithm 1 with that row's parts switched on."""
+    settings = _settings(row, data, constraint, options)
+    return Job(
+        TASKS[row.task].network(row, data, seed).to(options.device),
+        data,
+        {
+            "seed": seed,
+            "noise_seed": seed if row.private else None,
+            "precision": options.precision,
+            **settings,
+        },
+    )
+
+
 def train_row(
     row: Row, data: FederatedDataset, constraint: Constraint, seed: int, options: Options
-) -> tuple[Run, int]:
-    """Train one row: Algorithm 1 with that row's parts switched on; also how long its v is."""
-    sent = 0
+) -> Run:
+    """Train one row by itself, on whatever data."""
+    with _quiet():
+        (only,) = finished([row_job(row, data, constraint, seed, options)])
+    return only.run
 
-    def look(event: Any) -> None:
-        nonlocal sent
-        sent = event.v.numel()
 
-    settings = _settings(row, data, constraint, options)
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without warnings about what is the tables' own.
+
+    δ = 5e-5 is the paper's, and that noise dominates some constraints the table shows.
+    """
     with warnings.catch_warnings():
-        # δ = 5e-5 is the paper's, and that noise dominates some constraints the table shows.
         warnings.simplefilter("ignore", PrivacyWarning)
         warnings.filterwarnings("ignore", "DP noise dominates", FpflWarning)
-        run = train(
-            TASKS[row.task].network(row, data, seed).to(options.device),
-            data,
-            seed=seed,
-            noise_seed=seed if row.private else None,
-            precision=options.precision,
-            callbacks=[look],
-            **settings,
-        )
-    return run, sent
+        yield
 
 
 def _settings(

@@ -1,4 +1,4 @@
-"""Running the rows of a table: every row and seed through ``fpfl.train``, side by side."""
+"""Running the rows of a table: every row and seed, those of one shape computed together."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import json
 import math
 import multiprocessing
 import os
-import platform
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args
 
@@ -23,9 +22,11 @@ import torch
 from fpfl.data.femnist.unfair import Order
 from fpfl.experiments.femnist import default_scale
 from fpfl.experiments.markdown import markdown_table, with_epsilon
-from fpfl.experiments.rows import TASKS, Result, row_name, run_row
+from fpfl.experiments.rows import TASKS, Result, cost_of, row_name, run_rows, shape_of
 from fpfl.experiments.tables import KEY, Options, Row, load_table, matches, override, parsed_noise
+from fpfl.experiments.together import groups_of
 from fpfl.privacy.conventions.base import REGISTER
+from fpfl.runs.about import about_this_run as about_this_run
 from fpfl.store.files import write_whole
 from fpfl.training.spec import check_device
 from fpfl.users.precision import Precision
@@ -119,6 +120,7 @@ def run_table(
     device: str,
     precision: str,
     resume: bool,
+    one_by_one: bool = False,
     words: Sequence[str],
 ) -> str:
     """Run a table, write its files, and return what is to be printed."""
@@ -155,6 +157,7 @@ def run_table(
         report=print_result,
         folder=out,
         resume=resume,
+        apart=one_by_one,
         about=about_this_run(command, None) | earlier,
     )
     about = about_this_run(command, time.perf_counter() - start) | earlier
@@ -197,6 +200,7 @@ def reproduce(
     report: Callable[[Result, int, int], None] | None = None,
     folder: Path | None = None,
     resume: bool = False,
+    apart: bool = False,
     about: dict[str, Any] | None = None,
 ) -> list[Result]:
     """Run the rows of a table that match, with every seed; results in the table's order.
@@ -206,6 +210,9 @@ def reproduce(
     ``resume`` the runs that the folder has are not run
     again, and all of them are among the results, those of other rows and seeds too; runs with
     other settings are refused.
+
+    Runs of one shape are computed together (`fpfl.sweeps`), unless they are to be kept ``apart``:
+    only then it can be told what a run takes by itself.
     """
     options = options or Options()
     check_device(options.device)
@@ -227,7 +234,8 @@ def reproduce(
     if folder is not None:
         write_kept(folder, PARTIAL, [done[place] for place in sorted(done)])
         write_about(folder, about or {})
-    for index, result in _run_all(work, options, jobs or side_by_side(options.device)):
+    processes = jobs or side_by_side(options.device)
+    for index, result in _run_all(work, options, processes, apart):
         row, seed = work[index]
         done[places[index]] = result | {"run": run_key(row, seed, options)}
         if folder is not None:
@@ -270,7 +278,7 @@ def _done(folder: Path, rows: Sequence[Row], options: Options) -> dict[tuple[int
 
 
 def side_by_side(device: str) -> int:
-    """How many runs to have at a time: one for each core; on a GPU, which they share, up to eight.
+    """How many processes to have: one for each core; on a GPU, which they share, up to eight.
 
     A small network leaves most of a GPU idle while Python prepares its next step.
     """
@@ -278,24 +286,74 @@ def side_by_side(device: str) -> int:
     return cores if device == "cpu" else min(cores, 8)
 
 
-def _run_all(
-    work: Sequence[tuple[Row, int]], options: Options, jobs: int
-) -> Iterator[tuple[int, Result]]:
-    if jobs == 1 or len(work) <= 1:
-        for index, (row, seed) in enumerate(work):
-            yield index, run_row(row, seed, options)
+Work = Sequence[tuple[Row, int]]
+
+
+def _run_all(work: Work, options: Options, jobs: int, apart: bool) -> Iterator[tuple[int, Result]]:
+    """Train and measure all of it; results in the order in which they finish."""
+    groups = _dealt(work, jobs, apart)
+    shares = [[work[index] for index in group] for group in groups]
+    if jobs == 1 or len(groups) <= 1:
+        for group, share in zip(groups, shares, strict=True):
+            for place, result in run_rows(share, options, apart=apart):
+                yield group[place], result
         return
-    # One thread for each process: two threads sharing small matrices are slower than two runs.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(
-        min(jobs, len(work)), mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
+        min(jobs, len(groups)), mp_context=context, initializer=_begin_worker
     ) as pool:
         futures = {
-            pool.submit(run_row, row, seed, options): index
-            for index, (row, seed) in enumerate(work)
+            pool.submit(_run_share, share, options, apart): group
+            for group, share in zip(groups, shares, strict=True)
         }
-        for future in as_completed(futures):
-            yield futures[future], future.result()
+        failed: Exception | None = None
+        try:
+            for future in as_completed(futures):
+                if future.cancelled():
+                    continue
+                results, error = future.result()
+                for place, result in results:
+                    yield futures[future][place], result
+                if error is not None and failed is None:
+                    failed = error
+                    # What is being computed comes to its end, and is kept.
+                    for other in futures:
+                        other.cancel()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        if failed is not None:
+            raise failed
+
+
+def _begin_worker() -> None:
+    # Two threads sharing small matrices are slower than two runs.
+    torch.set_num_threads(1)
+    # A pool's worker would take an interrupt for a failure, and go on with what is queued.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _dealt(work: Work, jobs: int, apart: bool) -> list[list[int]]:
+    """Which of the work each call of `run_rows` is given."""
+    # A population is that of its seed: those of one seed stand together, so that it is made once.
+    order = sorted(range(len(work)), key=lambda index: work[index][1])
+    if apart:
+        return [[index] for index in range(len(work))]
+    rows = [work[index][0] for index in order]
+    groups = groups_of([shape_of(row) for row in rows], [cost_of(row) for row in rows], jobs)
+    return [[order[place] for place in group] for group in groups]
+
+
+def _run_share(
+    share: Work, options: Options, apart: bool
+) -> tuple[list[tuple[int, Result]], Exception | None]:
+    """A worker's results, and the error that ended them: what was finished before it is kept."""
+    results: list[tuple[int, Result]] = []
+    try:
+        results.extend(run_rows(share, options, apart=apart))
+    except Exception as error:
+        return results, error
+    return results, None
 
 
 def write_results(folder: Path, results: list[Result], about: dict[str, Any]) -> None:
@@ -305,16 +363,3 @@ def write_results(folder: Path, results: list[Result], about: dict[str, Any]) ->
     rows = load_table(results[0]["table"])
     (folder / "table.md").write_text(markdown_table(results, rows, about), encoding="utf-8")
     (folder / PARTIAL).unlink(missing_ok=True)
-
-
-def about_this_run(command: str, seconds: float | None) -> dict[str, Any]:
-    """What a reader needs to place the figures: command, machine, versions, date."""
-    return {
-        "command": command,
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "hardware": f"{os.cpu_count()} cores, {platform.machine()}, "
-        + (torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "wall_seconds": seconds if seconds is None else round(seconds, 1),
-    }

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from typing import Literal
+from functools import cache, partial, wraps
+from typing import Any, Literal, ParamSpec
 
 import torch
 from torch import Tensor
@@ -92,6 +92,33 @@ class Rate:
         """f on every sample, kept in [0, 1] so that one sample's count is bounded."""
         return self.true(predictions, labels).clamp(0.0, 1.0)
 
+    def __reduce_ex__(self, protocol: Any) -> str | tuple[Any, ...]:
+        """Another process makes the rates of this module anew: their functions cannot be pickled.
+
+        A rate of one's own can be where its functions have names in a module.
+        """
+        return _ORIGINS.get(id(self)) or super().__reduce_ex__(protocol)
+
+
+P = ParamSpec("P")
+
+_ORIGINS: dict[int, tuple[Any, ...]] = {}
+"""What makes each rate of this module; they live as long as it does."""
+
+
+def _once(make: Callable[P, Rate]) -> Callable[P, Rate]:
+    """Make a rate once for the same arguments."""
+    cached: Callable[..., Rate] = cache(make)
+
+    @wraps(make)
+    def made(*args: P.args, **kwargs: P.kwargs) -> Rate:
+        given = [tuple(arg) if isinstance(arg, list) else arg for arg in args]
+        rate = cached(*given, **kwargs)
+        _ORIGINS.setdefault(id(rate), (partial(made, *args, **kwargs), ()))
+        return rate
+
+    return made
+
 
 def _everyone(labels: Tensor) -> Tensor:
     return torch.ones_like(labels, dtype=torch.bool)
@@ -112,7 +139,7 @@ def _positive(positive: int | None) -> int:
     return 1 if positive is None else positive
 
 
-@cache
+@_once
 def false_negative_rate(positive: int | None = None) -> Rate:
     """P[Ŷ ≠ positive | Y = positive]; the surrogate is 1 − ψ(x) (the paper's appendix)."""
     one = _positive(positive)
@@ -126,7 +153,7 @@ def false_negative_rate(positive: int | None = None) -> Rate:
     )
 
 
-@cache
+@_once
 def false_positive_rate(positive: int | None = None) -> Rate:
     """P[Ŷ = positive | Y ≠ positive]."""
     one = _positive(positive)
@@ -140,7 +167,7 @@ def false_positive_rate(positive: int | None = None) -> Rate:
     )
 
 
-@cache
+@_once
 def true_positive_rate(positive: int | None = None) -> Rate:
     """P[Ŷ = positive | Y = positive]."""
     one = _positive(positive)
@@ -154,14 +181,14 @@ def true_positive_rate(positive: int | None = None) -> Rate:
     )
 
 
-@cache
+@_once
 def class_recall(label: int) -> Rate:
     """P[Ŷ = label | Y = label], for one class of many."""
     rate = true_positive_rate(label)
     return Rate(f"recall[{label}]", rate.condition, rate.true, rate.surrogate, slope=rate.slope)
 
 
-@cache
+@_once
 def accuracy() -> Rate:
     """P[Ŷ = Y], for any number of classes; the surrogate is the score of the true class."""
     return Rate(
@@ -173,7 +200,7 @@ def accuracy() -> Rate:
     )
 
 
-@cache
+@_once
 def selection_rate(positive: int | None = None) -> Rate:
     """P[Ŷ = positive], the rate of demographic parity."""
     one = _positive(positive)
@@ -194,6 +221,7 @@ def _span(label_range: tuple[float, float]) -> tuple[float, float]:
     return low, high - low
 
 
+@_once
 def squared_error(label_range: tuple[float, float]) -> Rate:
     """((ŷ − y)/(high − low))², so that f is bounded by 1 on the declared range."""
     _, span = _span(label_range)
@@ -207,6 +235,7 @@ def squared_error(label_range: tuple[float, float]) -> Rate:
     )
 
 
+@_once
 def absolute_error(label_range: tuple[float, float]) -> Rate:
     """|ŷ − y|/(high − low)."""
     _, span = _span(label_range)
@@ -220,6 +249,7 @@ def absolute_error(label_range: tuple[float, float]) -> Rate:
     )
 
 
+@_once
 def mean_prediction(label_range: tuple[float, float]) -> Rate:
     """(ŷ − low)/(high − low): demographic parity's counterpart for regression."""
     low, span = _span(label_range)

@@ -8,7 +8,7 @@ that is fixed when the file is made, refuses what would exceed it, and never ref
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self, get_args
 
@@ -403,6 +403,15 @@ class PopulationLedger:
         self._refresh()
         cost = self.filter.cost(mechanism)
         return max(0, self._charges.spare(cost)) // cost
+
+    def has_room(self, releases: Mapping[Mechanism, int]) -> bool:
+        """Whether so many releases of each mechanism fit together, if nobody charges anything."""
+        for mechanism in releases:
+            self._charges.check(mechanism)
+        self._refresh()
+        costs = {mechanism: self.filter.cost(mechanism) for mechanism in releases}
+        asked = sum(costs[mechanism] * times for mechanism, times in releases.items())
+        return asked <= self._charges.spare(max(costs.values(), default=0))
 
     def summary(self) -> str:
         """Say in plain words what the runs have cost; names no user."""

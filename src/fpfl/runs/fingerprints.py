@@ -59,6 +59,15 @@ def model_fingerprint(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
+def weights_fingerprint(model: nn.Module) -> str:
+    """A digest of a model with all its parameters, the initial ones."""
+    digest = hashlib.sha256(model_fingerprint(model).encode())
+    for name, value in model.state_dict().items():
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(_bytes(value))
+    return digest.hexdigest()
+
+
 def code_fingerprint(*others: Any) -> str:
     """A digest of fpfl's own source, of the packages that compute, and of given functions."""
     digest = hashlib.sha256()
