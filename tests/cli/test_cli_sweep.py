@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,23 @@ def load_people(path: Path) -> library.FederatedDataset:
     from fpfl.config import load_data
 
     return load_data(load_sweep(path).configs[0], path.parent)[0]
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.mark.parametrize("page", ["config.md", "howto/sweeps.md"])
+def test_the_sweeps_of_the_documentation_train(page: str, tmp_path: Path, fpfl: Command) -> None:
+    """Two rounds of each, one seed, at a noise that takes no calibration."""
+    blocks = re.findall(r"```toml\n(.*?)```", (DOCS / page).read_text("utf-8"), re.S)
+    (text,) = (block for block in blocks if "[data]" in block and "[sweep]" in block)
+    for old, new in (("rounds = 250", "rounds = 2"), ("seeds = 3", "seeds = 1"),
+                     ("epsilon = 2.0", "noise_multiplier = 1.0")):  # fmt: skip
+        text = text.replace(old, new)
+    (tmp_path / "s.toml").write_text(text, encoding="utf-8")
+    code, out, err = fpfl("sweep", tmp_path / "s.toml", "--out", tmp_path / "out", "--jobs", 1)
+    assert code == 0, err
+    assert "Chosen of " in out
 
 
 def test_by_default_there_is_a_process_for_each_core(
