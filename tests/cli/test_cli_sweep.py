@@ -76,7 +76,9 @@ def test_a_grid_is_trained_and_chosen_from(
 ) -> None:
     code, out, err = fpfl("sweep", config(BASE + GRID), "--out", tmp_path / "out", "--jobs", 1)
     assert code == 0, err
-    assert "| run | training.learning_rate | method.damping | seed |" in out
+    assert "|  | training.learning_rate | method.damping | runs | held-out accuracy |" in out
+    assert out.count("**chosen**") == 1
+    assert "A sweep is a simulation" in (tmp_path / "out" / "table.md").read_text()
     assert "Chosen of 4: " in out
     assert f"Saved in {tmp_path / 'out'}" in out
     assert "[8/8] run 7 (seed = 1, training.learning_rate = 0.5, method.damping = 2)" in err
@@ -200,7 +202,7 @@ def test_ctrl_c_says_how_to_go_on(
     assert f"Go on with it: fpfl sweep {path} --out {tmp_path / 'out'} --resume" in err
     code, out, _ = fpfl("sweep", path, "--out", tmp_path / "out", "--resume", "--jobs", 1)
     assert code == 0
-    assert "| 7 | 0.5 | 2 | 1 |" in out
+    assert out.count("| 2 | 0.") == 4, "both seeds of each setting"
 
 
 # --- the section ------------------------------------------------------------------------------
