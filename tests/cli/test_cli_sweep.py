@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,9 @@ def test_a_grid_is_trained_and_chosen_from(
 ) -> None:
     code, out, err = fpfl("sweep", config(BASE + GRID), "--out", tmp_path / "out", "--jobs", 1)
     assert code == 0, err
-    assert "| run | training.learning_rate | method.damping | seed |" in out
+    assert "|  | training.learning_rate | method.damping | runs | held-out accuracy |" in out
+    assert out.count("**chosen**") == 1
+    assert "A sweep is a simulation" in (tmp_path / "out" / "table.md").read_text()
     assert "Chosen of 4: " in out
     assert f"Saved in {tmp_path / 'out'}" in out
     assert "[8/8] run 7 (seed = 1, training.learning_rate = 0.5, method.damping = 2)" in err
@@ -99,6 +102,23 @@ def load_people(path: Path) -> library.FederatedDataset:
     from fpfl.config import load_data
 
     return load_data(load_sweep(path).configs[0], path.parent)[0]
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.mark.parametrize("page", ["config.md", "howto/sweeps.md"])
+def test_the_sweeps_of_the_documentation_train(page: str, tmp_path: Path, fpfl: Command) -> None:
+    """Two rounds of each, one seed, at a noise that takes no calibration."""
+    blocks = re.findall(r"```toml\n(.*?)```", (DOCS / page).read_text("utf-8"), re.S)
+    (text,) = (block for block in blocks if "[data]" in block and "[sweep]" in block)
+    for old, new in (("rounds = 250", "rounds = 2"), ("seeds = 3", "seeds = 1"),
+                     ("epsilon = 2.0", "noise_multiplier = 1.0")):  # fmt: skip
+        text = text.replace(old, new)
+    (tmp_path / "s.toml").write_text(text, encoding="utf-8")
+    code, out, err = fpfl("sweep", tmp_path / "s.toml", "--out", tmp_path / "out", "--jobs", 1)
+    assert code == 0, err
+    assert "Chosen of " in out
 
 
 def test_by_default_there_is_a_process_for_each_core(
@@ -182,7 +202,7 @@ def test_ctrl_c_says_how_to_go_on(
     assert f"Go on with it: fpfl sweep {path} --out {tmp_path / 'out'} --resume" in err
     code, out, _ = fpfl("sweep", path, "--out", tmp_path / "out", "--resume", "--jobs", 1)
     assert code == 0
-    assert "| 7 | 0.5 | 2 | 1 |" in out
+    assert out.count("| 2 | 0.") == 4, "both seeds of each setting"
 
 
 # --- the section ------------------------------------------------------------------------------

@@ -54,6 +54,18 @@ def test_where_none_is_within_the_smallest_gap_is_chosen_and_said() -> None:
     assert "No setting has a held-out gap within α = 0.05" in str(choice)
 
 
+def test_the_table_of_settings_has_all_of_them_the_best_first() -> None:
+    rows = [row(0, 0.1, 0, 0.80, 0.01), row(1, 0.2, 0, 0.90, 0.20), row(2, 0.3, 0, 0.85, 0.02)]
+    rows[0]["learning_rate"], rows[1]["learning_rate"] = {"kind": "A|B", "x": 1.0}, None
+    head, _, first, second, third = fpfl.choose(rows).markdown().splitlines()
+    assert head == "|  | learning_rate | runs | held-out accuracy | gap | within |"
+    assert first == (
+        "| **chosen** | 0.3 | 1 | 0.8500 [0.8400, 0.8600] | 0.0200 [0.0100, 0.0300] | yes |"
+    )
+    assert second.startswith("|  | A/B(x=1) | 1 |")
+    assert third.endswith("| no |")
+
+
 def test_seeds_are_averaged_over() -> None:
     """One lucky seed is no better setting."""
     rows = [row(0, 0.1, 0, 0.95, 0.0), row(1, 0.1, 1, 0.55, 0.0)]

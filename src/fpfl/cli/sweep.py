@@ -48,9 +48,11 @@ def sweep(
     if as_json:
         print((out / RESULTS).read_text(encoding="utf-8"), end="")
         return
-    print(made.table().markdown())
     choice = made.choice
-    if choice is not None:
+    if choice is None:
+        print(made.table().markdown())
+    else:
+        print(choice.markdown())
         print(choice)
     print(f"\nSaved in {out}")
 

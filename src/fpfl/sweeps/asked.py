@@ -12,6 +12,7 @@ from torch import nn
 
 from fpfl.data.federated import FederatedDataset
 from fpfl.fairness.constraints import Constraint
+from fpfl.sweeps.choice import shown
 from fpfl.sweeps.grid import keywords, plain_number, setting_name, with_settings
 from fpfl.training.spec import TrainingSpec, check_device, flat_model, plain_optimizer
 
@@ -120,18 +121,6 @@ def described(name: str, value: Any) -> Any:
     if isinstance(value, Iterable):
         return [described(name, each) for each in value]
     return str(value)
-
-
-def shown(value: Any) -> str:
-    """A plain setting in few characters: an object by its kind and its numbers."""
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    if isinstance(value, dict):
-        inner = ", ".join(f"{n}={shown(v)}" for n, v in value.items() if n != "kind")
-        return f"{value.get('kind', '')}({inner})"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(shown, value)) + "]"
-    return "none" if value is None else str(value)
 
 
 def _without_numbers(value: Any) -> Any:

@@ -43,7 +43,7 @@ FIGURES = (
     "error", "error_low", "error_high", "gap", "gap_low", "gap_high", "verdict", "tolerance",
     "confidence",
     "released_accuracy", "released_gap", "epsilon", "delta", "rounds_run",
-    "selected", "stopped", "seconds", "simulated",
+    "selected", "stopped", "simulated",
 )  # fmt: skip
 """Columns of a sweep's table that are no settings."""
 
@@ -94,7 +94,7 @@ class Averaged:
     @property
     def name(self) -> str:
         """What it is, in words."""
-        said = ", ".join(f"{name} = {_shown(value)}" for name, value in self.settings.items())
+        said = ", ".join(f"{name} = {shown(value)}" for name, value in self.settings.items())
         return said or "the only setting"
 
 
@@ -170,6 +170,25 @@ class Choice:
         lines.append(self.intervals())
         lines.append(LOOKED)
         return lines
+
+    def markdown(self) -> str:
+        """All settings as a table, the best first."""
+        names = list(self.best.settings)
+        heads = ["", *names, "runs", f"held-out {self.measure}", "gap", "within"]
+        lines = [f"| {' | '.join(heads)} |", "| --- " + "| ---: " * (len(heads) - 2) + "| --- |"]
+        for each in self.settings:
+            within = {None: "-", True: "yes", False: "no"}[each.within]
+            mark = "**chosen**" if each is self.best else ("alike" if each in self.alike else "")
+            cells = [
+                mark,
+                *(shown(each.settings.get(name)) for name in names),
+                str(len(each.runs)),
+                str(each.score),
+                "-" if each.gap is None or math.isnan(each.gap.value) else str(each.gap),
+                within if each.sure else f"{within}, cannot tell",
+            ]
+            lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
+        return "\n".join([*lines, ""])
 
     def intervals(self) -> str:
         """What the intervals are of."""
@@ -384,9 +403,15 @@ def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A plain setting in few characters: an object by its kind and its numbers."""
     if isinstance(value, float):
         return f"{value:.6g}"
+    if isinstance(value, Mapping):
+        inner = ", ".join(f"{n}={shown(v)}" for n, v in value.items() if n != "kind")
+        return f"{value.get('kind', '')}({inner})"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(shown, value))}]"
     return "none" if value is None else str(value)
 
 

@@ -45,7 +45,6 @@ class Finished:
     number: int
     run: Run
     held_out: Evaluation | None
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,6 @@ def _computed(
 def _evaluated(
     found: Iterator[tuple[int, Run]], runs: Sequence[Asked] | Sequence[_Numbered], bench: Bench
 ) -> Iterator[Finished]:
-    last = time.perf_counter()
     while True:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RunNote)  # they are in the run's own warnings
@@ -104,9 +102,7 @@ def _evaluated(
         held_out = None
         if others is not None:
             held_out = evaluate_model(run.model, others, constraint=bench.judge)
-        now = time.perf_counter()
-        yield Finished(runs[index].number, run, held_out, round(now - last, 3))
-        last = now
+        yield Finished(runs[index].number, run, held_out)
 
 
 def shares(runs: Sequence[Asked], jobs: int, *, most: int | None = None) -> list[list[Asked]]:

@@ -125,6 +125,4 @@ def summary(row: Row) -> str:
         words.append(f"ε {row['epsilon']:.2f}")
     if row.get("stopped"):
         words.append(f"stopped after {row['rounds_run']} rounds: {row['stopped']}")
-    if row.get("seconds") is not None:
-        words.append(f"{row['seconds']:.1f} s")
     return ", ".join(words)

@@ -282,7 +282,7 @@ class Sweep:
         if self._account is not None and run.privacy is not None:
             said = replace(run.privacy, population_ledger=self._account.summary())
             run = replace(run, privacy=said)
-        row = row_of(asked_for, run, found.held_out, self._names, self.tolerance, found.seconds)
+        row = row_of(asked_for, run, found.held_out, self._names, self.tolerance)
         done = SweepRun(found.number, asked_for.settings, run, found.held_out, row)
         if self._folder is not None:
             self._folder.keep(asked_for, run, found.held_out, row)
@@ -363,8 +363,11 @@ class Sweep:
             "rows": [_plain(row) for row in table],
         }
         self._folder.write(files.RESULTS, as_json(content))
-        said = [f"# Sweep: {self.finished} of {len(self)} runs finished", "", table.markdown()]
-        said += ["## The choice", "", *choice.lines(), ""] if choice is not None else []
+        said = [f"# Sweep: {self.finished} of {len(self)} runs finished", ""]
+        if choice is not None:
+            said += [f"- {line}" for line in choice.lines()]
+            said += ["", "## Settings, the best first", "", choice.markdown()]
+        said += ["## Runs", "", table.markdown()]
         self._folder.write(files.TABLE, "\n".join(said).encode())
 
     def _draw(self) -> None:

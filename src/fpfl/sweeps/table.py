@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fpfl.fairness.evaluation import Evaluation
-from fpfl.sweeps.asked import SIMULATION, Asked, setting, shown
-from fpfl.sweeps.choice import FIGURES, LOOKED
+from fpfl.sweeps.asked import SIMULATION, Asked, setting
+from fpfl.sweeps.choice import FIGURES, LOOKED, shown
 from fpfl.training.run import Run
 
 Row = dict[str, Any]
@@ -87,7 +87,6 @@ def row_of(
     held_out: Evaluation | None,
     names: Sequence[str],
     tolerance: float | None,
-    seconds: float | None = None,
 ) -> Row:
     """The row of one run; ``names`` are the settings that differ in the sweep."""
     row: Row = {"run": asked.number}
@@ -104,7 +103,6 @@ def row_of(
         "selected": run.selected,
         "stopped": run.stopped,
         "simulated": asked.private and asked.keywords.get("noise_seed") is not None,
-        "seconds": seconds,
     }
     return row
 
