@@ -111,7 +111,7 @@ def test_folds_and_models_by_name() -> None:
     runs = fpfl.grid(data=["a", "b"], model=["small", "large"])
     many = {"small": fpfl.mlp(5, (2,), seed=0), "large": lambda seed: fpfl.mlp(5, (8,), seed=seed)}
     sweep = fpfl.sweep(many, {"a": (first, second), "b": (second, first)}, runs, **COMMON)
-    found = list(sweep)
+    found = sorted(sweep, key=lambda run: run.number)
     sizes = [sum(p.numel() for p in each.run.model.parameters()) for each in found]
     assert sizes == [15, 57, 15, 57]
     samples = [each.held_out.samples for each in found if each.held_out is not None]

@@ -78,24 +78,25 @@ def product(rows: Tensor, weight: Tensor) -> Tensor:
     return (flat @ weight)[:, :out].reshape(*rows.shape[:-1], out)
 
 
-def product_in_tiles(rows: Tensor, weights: Tensor, tiles: Sequence[int]) -> Tensor:
+def product_in_tiles(
+    rows: Tensor, weights: Tensor, tiles: Sequence[int], at_once: int | None
+) -> Tensor:
     """The same tile by tile, each with a weight of its own out of (R, in, out).
 
     The rows are cut into as many tiles as there are in ``tiles``, which says whose weight each
-    has; a tile's numbers are those of `product` with that tile and that weight.
+    has. Always ``at_once`` of them in a call, the last ones filled up; None for one at a time: then
+    a tile's numbers are those of `product` with that tile and that weight.
     """
     width, out = weights.shape[1:]
     flat = rows.reshape(-1, width)
     weights = filled(filled(weights).mT).mT
     count = len(flat) // len(tiles)
-    if flat.is_cuda:
+    if at_once is not None:
         each = weights[torch.tensor(tiles, device=flat.device)]
         apart = filled(flat).reshape(len(tiles), count, -1)
         found = [
-            torch.bmm(filled_rows(a, TILES_AT_ONCE), filled_rows(b, TILES_AT_ONCE))[: len(a)]
-            for a, b in zip(
-                torch.split(apart, TILES_AT_ONCE), torch.split(each, TILES_AT_ONCE), strict=True
-            )
+            torch.bmm(filled_rows(a, at_once), filled_rows(b, at_once))[: len(a)]
+            for a, b in zip(torch.split(apart, at_once), torch.split(each, at_once), strict=True)
         ]
         product = torch.cat(found).flatten(0, 1)[:, :out]
     else:

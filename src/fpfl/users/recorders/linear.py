@@ -31,7 +31,7 @@ class LinearRecorder(Product):
     def output(self, call: Call, x: Tensor) -> Tensor:
         if self.tiles is None:
             return steady.linear(x, self.layer.weight, self.layer.bias)
-        output = steady.product_in_tiles(x, self.weights.mT, self.tiles)
+        output = steady.product_in_tiles(x, self.weights.mT, self.tiles, _at_once(x))
         if self.layer.bias is None:
             return output
         apart = output.reshape(len(self.tiles), -1, *output.shape[1:])
@@ -42,7 +42,7 @@ class LinearRecorder(Product):
         weight: Tensor = self.layer.weight
         if self.tiles is None:
             return steady.product(g, weight.to(g.dtype))
-        return steady.product_in_tiles(g, self.weights.to(g.dtype), self.tiles)
+        return steady.product_in_tiles(g, self.weights.to(g.dtype), self.tiles, _at_once(g))
 
     @property
     def laned(self) -> bool:
@@ -71,3 +71,8 @@ class LinearRecorder(Product):
 
     def by_position(self, g: Tensor) -> Tensor:
         return g.reshape(len(g), -1, g.shape[-1])
+
+
+def _at_once(rows: Tensor) -> int | None:
+    """How many tiles are in one product: a GPU would have to be told of each."""
+    return steady.TILES_AT_ONCE if rows.is_cuda else None
