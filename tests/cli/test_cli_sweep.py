@@ -182,6 +182,13 @@ def test_held_out_users_may_be_in_a_file(
     assert (code, "to two folders" in err) == (2, True)
 
 
+def test_the_help_names_the_section(fpfl: Command) -> None:
+    """Square brackets would be taken for markup, and left out."""
+    code, out, _ = fpfl("sweep", "--help")
+    assert code == 0
+    assert 'section "sweep"' in " ".join(out.split())
+
+
 def test_ctrl_c_says_how_to_go_on(
     config: Callable[[str], Path], tmp_path: Path, fpfl: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,7 +31,7 @@ def sweep(
 ) -> None:
     """Train many runs that differ in settings and seeds, and choose by held-out users.
 
-    CONFIG is a training as TOML with a [sweep] section: a grid of values, or a list of runs.
+    CONFIG is a training as TOML with a section "sweep": a grid of values, or a list of runs.
 
     A sweep is a simulation: a run that is to be released is trained on its own. The noise of
     private runs is seeded, unless the config names a ledger: then every run is charged to it, and

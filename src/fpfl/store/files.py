@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -63,6 +65,28 @@ def write_whole(path: Path, content: bytes, mode: int = 0o644) -> None:
             os.replace(part, path)
         except OSError:
             part.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+
+
+def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
+    """Write a new folder so that it is there with all its files or not at all.
+
+    Waiting for the disk takes longest, and it is waited for all files at once. What a crash leaves
+    behind is called ``.NAME.part``.
+    """
+    part = path.with_name(f".{path.name}.part")
+    with explained(path, "Nothing was written; free space or mend the folder"):
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir()
+        try:
+            for name, content in files.items():
+                (part / name).write_bytes(content)
+            with ThreadPoolExecutor(len(files) + 1) as pool:
+                list(pool.map(sync_folder, [part, *(part / name for name in files)]))
+            os.replace(part, path)
+        except OSError:
+            shutil.rmtree(part, ignore_errors=True)
             raise
         sync_folder(path.parent)
 

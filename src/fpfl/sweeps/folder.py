@@ -13,6 +13,7 @@ whatever ends the process.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -26,8 +27,8 @@ from fpfl.fairness.constraints import Constraint
 from fpfl.fairness.evaluation import Evaluation
 from fpfl.privacy.statement import PrivacyStatement
 from fpfl.runs.fingerprints import data_fingerprint, weights_fingerprint
-from fpfl.runs.folder import EVALUATION, HISTORY, MODEL, RESULT, as_json, model_digest
-from fpfl.store.files import BusyError, explained, flock, sync_folder, write_whole
+from fpfl.runs.folder import EVALUATION, HISTORY, MODEL, RESULT, as_json
+from fpfl.store.files import BusyError, explained, flock, write_folder, write_whole
 from fpfl.store.typed import read_json
 from fpfl.sweeps.asked import SIMULATION, Asked, Population, digest
 from fpfl.sweeps.choice import LOOKED
@@ -132,21 +133,17 @@ class SweepFolder:
 
     def keep(self, asked: Asked, run: Run, held_out: Evaluation | None, row: Row) -> None:
         """Write a finished run, whole or not at all."""
-        place, part = self._of(asked.number), self.path / RUNS / f".{asked.number:04d}.part"
-        shutil.rmtree(part, ignore_errors=True)
-        run.save(part)
+        content = run.files()
         if held_out is not None:
-            content = held_out.as_dict() | {
+            evaluation = held_out.as_dict() | {
                 "on": "held-out users",
                 "mark": f"simulation only: {LOOKED}",
-                "model": model_digest(part),
+                "model": hashlib.sha256(content[MODEL]).hexdigest(),
             }
-            write_whole(part / HELD_OUT, as_json(content))
+            content[HELD_OUT] = as_json(evaluation)
         about = {"note": SIMULATION, "digest": digest(asked.plain), "settings": asked.settings}
-        write_whole(part / ROW, as_json(about | {"row": row}))
-        with explained(place, "The run is lost; free space or mend the folder, and resume"):
-            os.replace(part, place)
-            sync_folder(place.parent)
+        content[ROW] = as_json(about | {"row": row})
+        write_folder(self._of(asked.number), content)
 
     def row(self, asked: Asked) -> Row:
         """The row of a finished run."""

@@ -81,6 +81,16 @@ class Run:
 
     def save(self, folder: str | Path) -> Path:
         """Write the run to a folder: model.safetensors, history.json, result.json, privacy.txt."""
+        files = self.files()
+        path = Path(folder)
+        with explained(path, "The run was not saved; name a folder that can be written to"):
+            path.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            write_whole(path / name, content)
+        return path
+
+    def files(self) -> dict[str, bytes]:
+        """What `save` writes, by name; the result is the last: where it is, the others are."""
         from safetensors.torch import save
 
         # Clones: tied weights share memory, which the format refuses.
@@ -94,15 +104,12 @@ class Run:
             "settings": self.settings,
             "privacy": self.privacy.as_dict() if self.privacy else None,
         }
-        path = Path(folder)
-        with explained(path, "The run was not saved; name a folder that can be written to"):
-            path.mkdir(parents=True, exist_ok=True)
-        write_whole(path / MODEL, save(state))
-        write_whole(path / HISTORY, f"{json.dumps(self.history)}\n".encode())
-        write_whole(path / PRIVACY, f"{self.privacy or NO_PRIVACY}\n".encode())
-        # The last: where it is, the others are.
-        write_whole(path / RESULT, f"{json.dumps(about, indent=1)}\n".encode())
-        return path
+        return {
+            MODEL: save(state),
+            HISTORY: f"{json.dumps(self.history)}\n".encode(),
+            PRIVACY: f"{self.privacy or NO_PRIVACY}\n".encode(),
+            RESULT: f"{json.dumps(about, indent=1)}\n".encode(),
+        }
 
 
 def evaluate_model(
