@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import queue
 import shlex
 import sys
 import time
@@ -19,6 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import fpfl
@@ -60,7 +62,7 @@ def adult_jobs(runs: Sequence[int], rounds: int, device: str) -> list[Job]:
 
 def cnn_jobs(runs: Sequence[int], rounds: int, device: str) -> list[Job]:
     """Private trainings of the CNN by FPFL-1G at m = 100, 20 images a user."""
-    people = images(1000, 20)
+    people = images(np.full(1000, 20))
     constraint = fpfl.accuracy_parity()
     clip = fpfl.Clipping(1.0, counts=20.0)
     return [
@@ -127,7 +129,14 @@ def measured(
     ]
     for process in processes:
         process.start()
-    times = [out.get() for _ in processes]
+    times: list[tuple[float, float]] = []
+    while len(times) < workers:
+        try:
+            times.append(out.get(timeout=1.0))
+        except queue.Empty:
+            if any(process.exitcode for process in processes):
+                ready.abort()
+                raise RuntimeError("a worker ended; its error is above") from None
     for process in processes:
         process.join()
     seconds = max(end for _, end in times) - min(start for start, _ in times)

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 TINY = 512
@@ -44,10 +46,13 @@ class ByRun:
         R.
     of_rows
         Each row's run, (B,).
+    numbers
+        The same beside the CPU, for who must not wait for a GPU; None where nobody asks.
     """
 
     count: int
     of_rows: Tensor
+    numbers: NDArray[np.int64] | None = None
 
     def of(self, rows: Tensor) -> ByRun:
         """The same for other rows, given which of these each belongs to."""

@@ -514,7 +514,7 @@ class CohortEngine:
 def _runs_of(chunk: Chunk) -> ByRun | None:
     """The users' runs, where there are several."""
     lanes = chunk.batch.lanes
-    return None if lanes is None else ByRun(lanes.runs, lanes.of_users)
+    return None if lanes is None else lanes.of_users
 
 
 def _added(rows: Tensor, owner: Tensor, owners: int) -> Tensor:

@@ -357,7 +357,8 @@ class FactoredGradients:
         edges = np.concatenate([[0], np.cumsum(self.sizes)])
         runs = np.zeros(self.users, dtype=np.int64)
         if self.runs is not None:
-            runs = self.runs.of_rows.cpu().numpy()
+            known = self.runs.numbers
+            runs = self.runs.of_rows.cpu().numpy() if known is None else known
         first = np.flatnonzero(np.diff(runs, prepend=-1))
         bounds = [*first.tolist(), self.users]
         return [

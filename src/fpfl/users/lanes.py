@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fpfl.numerics.summing import ByRun
 from fpfl.users.packing import Ints, Packing
 
 
@@ -53,13 +54,13 @@ class Lanes:
         return torch.from_numpy(self.cells).to(self.device)
 
     @cached_property
-    def of_users(self) -> Tensor:
-        """The run of every user, (B,)."""
-        if self.packing.one_cell_each:  # users are in the order of their cells
-            return self.of_cells
-        users = np.zeros(self.packing.users, dtype=np.int64)
-        users[self.packing.owner] = self.cells
-        return torch.from_numpy(users).to(self.device)
+    def of_users(self) -> ByRun:
+        """The run of every user."""
+        users = self.cells
+        if not self.packing.one_cell_each:  # then users are in the order of their cells
+            users = np.zeros(self.packing.users, dtype=np.int64)
+            users[self.packing.owner] = self.cells
+        return ByRun(self.runs, torch.from_numpy(users).to(self.device), users)
 
     @cached_property
     def samples(self) -> Tensor:
