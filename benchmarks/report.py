@@ -227,3 +227,29 @@ def _number(value: float) -> str:
 def _users(name: str) -> str:
     count, _, rest = name.partition(" ")
     return f"{int(count):,} {rest}".strip()
+
+
+def sweeps_table(found: dict[str, Any]) -> str:
+    """Trainings side by side, and one after the other."""
+    lines = [
+        "| trainings | rounds | processes | side by side | one after the other | ratio |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    sources = []
+    for name, each in found.items():
+        for turn in each["turns"]:
+            first = turn[0]
+            what, _, rest = name.partition(", ")
+            apart = [f"{other['seconds']:.1f} s" for other in turn[1:]] or ["–"]
+            ratio = [f"{other['seconds'] / first['seconds']:.2f}" for other in turn[1:]] or ["–"]
+            where = "H200" if rest.endswith("cuda") else "CPU"
+            lines.append(
+                f"| {first['runs']:,} of {'Adult' if what == 'adult' else 'the CNN'}, {where} | "
+                f"{first['rounds']:,} | {first['workers']} | {first['seconds']:.1f} s | "
+                f"{apart[0]} | {ratio[0]} |"
+            )
+        sources.append(
+            f"`{each['command']}`, {each['date']}, {each['hardware']}, Python {each['python']}, "
+            f"torch {each['torch']}."
+        )
+    return "\n".join([*lines, "", *[f"- {source}" for source in sources]])

@@ -50,6 +50,7 @@ HOW = {
     "parts": "python -m benchmarks.parts",
     "journal": "python -m benchmarks.journal",
     "company": "python -m benchmarks.company --against CHECKOUT",
+    "sweeps": "python -m benchmarks.sweeps",
 }
 """What makes each of the benchmarks' files."""
 
@@ -111,6 +112,7 @@ def bench_table(what: str) -> str:
         "parts": ("parts", report.parts_table),
         "journal": ("journal", report.journal_table),
         "company": ("company", report.company_table),
+        "sweeps": ("sweeps", report.sweeps_table),
     }
     if what not in tables:
         raise SystemExit(
@@ -121,7 +123,7 @@ def bench_table(what: str) -> str:
     if not file.exists():
         raise SystemExit(f"{file.name} is missing: run {HOW[name]}")
     found = json.loads(file.read_text(encoding="utf-8"))
-    if name == "company":  # says itself where its parts are from
+    if name in ("company", "sweeps"):  # say themselves where their parts are from
         return table(found) + "\n"
     sources = [found["about_scaling" if what == "scaling" else "about"]]
     if what == "ratios" and found["about_scaling"] != found["about"]:

@@ -157,9 +157,7 @@ class SideBySide:
 
     @cached_property
     def _reading(self) -> Iterator[Chunk | None]:
-        # A GPU is not to wait for the next round's users; on a CPU a thread would only stand in
-        # the way.
-        return ahead(self._rounds()) if self._device.type != "cpu" else self._rounds()
+        return ahead(self._rounds()) if reads_ahead(self._device) else self._rounds()
 
     def _rounds(self) -> Iterator[Chunk | None]:
         """The chunks of all rounds, with None at the end of each."""
@@ -182,3 +180,11 @@ class SideBySide:
     @cached_property
     def _first(self) -> Ints:
         return np.array([each.first for each in self.sampled], dtype=np.int64)
+
+
+def reads_ahead(device: torch.device) -> bool:
+    """Whether a thread draws and packs the next round's users meanwhile.
+
+    A GPU is not to wait for them; on a CPU the thread would only stand in the way.
+    """
+    return device.type != "cpu"
