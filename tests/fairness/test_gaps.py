@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fpfl.fairness import gaps as user_bootstrap
+from fpfl.fairness import resampling as user_bootstrap
 from fpfl.fairness.constraints import (
     Constraint,
     accuracy_parity,

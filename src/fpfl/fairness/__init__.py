@@ -1,5 +1,6 @@
 """What fair means: groups, rates, constraints, and the gaps that are measured."""
 
+from fpfl.fairness.collapse import collapse_in_words
 from fpfl.fairness.constraints import (
     Constraint,
     accuracy_parity,
@@ -11,6 +12,7 @@ from fpfl.fairness.constraints import (
 )
 from fpfl.fairness.gaps import Evaluation, GapEstimate, evaluate_predictions
 from fpfl.fairness.groups import UNKNOWN, Attribute, Group, Groups, groups_by
+from fpfl.fairness.metrics import ClassMetrics, Estimate
 from fpfl.fairness.rates import (
     Rate,
     absolute_error,
@@ -28,8 +30,10 @@ from fpfl.fairness.totals import Counts, Totals
 __all__ = [
     "UNKNOWN",
     "Attribute",
+    "ClassMetrics",
     "Constraint",
     "Counts",
+    "Estimate",
     "Evaluation",
     "GapEstimate",
     "Group",
@@ -40,6 +44,7 @@ __all__ = [
     "accuracy",
     "accuracy_parity",
     "class_recall",
+    "collapse_in_words",
     "demographic_parity",
     "equal_error",
     "equalized_odds",

@@ -6,6 +6,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from fpfl.fairness.collapse import collapse_in_words
+from fpfl.fairness.metrics import ClassMetrics
 from fpfl.store.typed import plain, typed
 
 Verdict = Literal["within", "outside", "cannot tell"]
@@ -154,6 +156,9 @@ class Evaluation:
 
     ``verdict`` is "outside" where the low end of the constraint's gap is above α, "within" where
     the high end is not and every group has a sample for every rate, else "cannot tell".
+
+    ``metrics`` are what accuracy does not say of classes that are not equally frequent: None for a
+    regression, and in files of versions that did not have them.
     """
 
     samples: int
@@ -169,10 +174,49 @@ class Evaluation:
     verdict: Verdict | None
     confidence: float
     bootstrap: int
+    metrics: ClassMetrics | None = None
+
+    @property
+    def balanced_accuracy(self) -> float | None:
+        """The mean of the classes' recalls; ``metrics`` has its interval, and those below."""
+        return None if self.metrics is None else self.metrics.balanced_accuracy.value
+
+    @property
+    def f1(self) -> float | None:
+        """F1 of class 1 where there are two, else the mean of the classes'."""
+        return None if self.metrics is None else self.metrics.f1.value
+
+    @property
+    def auc(self) -> float | None:
+        """The area under the ROC curve; None where there were hard predictions alone."""
+        found = None if self.metrics is None else self.metrics.auc
+        return None if found is None else found.value
+
+    @property
+    def base_rate(self) -> float | None:
+        """The share of class 1 of two among the labels."""
+        found = None if self.metrics is None else self.metrics.base_rate
+        return None if found is None else found.value
+
+    @property
+    def collapsed(self) -> str | None:
+        """How the model has collapsed, in words (`fpfl.fairness.collapse`); None if it has not."""
+        people = self.samples == self.users
+        return collapse_in_words(self.metrics, self.accuracy, people=people)
 
     @property
     def verdict_in_words(self) -> str | None:
-        """The verdict as a sentence with its reason; None without a constraint."""
+        """The verdict as a sentence with its reason; None without a constraint.
+
+        That of a collapsed model says so first: its groups are treated alike for nothing.
+        """
+        words, collapsed = self._judged, self.collapsed
+        if words is None or collapsed is None:
+            return words
+        return f"collapsed, so that its gap says nothing: {collapsed} (the gap by itself: {words})"
+
+    @property
+    def _judged(self) -> str | None:
         if self.verdict is None or self.tolerance is None:
             return None
         gap, alpha = self.gaps["constraint"], f"α = {self.tolerance:g}"
@@ -193,10 +237,8 @@ class Evaluation:
     def as_dict(self) -> dict[str, Any]:
         """Everything as JSON can hold it: NaN becomes None."""
         gaps = {name: gap.as_dict() for name, gap in self.gaps.items()}
-        words = self.verdict_in_words
-        found: dict[str, Any] = plain(
-            {**vars(self), "gaps": gaps, "verdict_in_words": words, "mark": MARK}
-        )
+        said = {"verdict_in_words": self.verdict_in_words, "collapsed": self.collapsed}
+        found: dict[str, Any] = plain({**vars(self), "gaps": gaps, **said, "mark": MARK})
         return found
 
     @classmethod
@@ -227,6 +269,8 @@ def _lines(e: Evaluation) -> list[str]:
     ]
     if e.bootstrap:
         lines[0] += f"; intervals at {100 * e.confidence:.4g}% from {e.bootstrap:,} draws of them"
+    lines += [] if e.metrics is None else e.metrics.lines()
+    lines += [] if e.collapsed is None else [f"COLLAPSED: {e.collapsed}"]
     if e.gaps:
         head = ("gap", "value", "interval", what, "worst group", "its value", "overall", "n'")
         rows = [head, *(_row(gap, score) for gap in _shown(e.gaps))]
@@ -235,7 +279,9 @@ def _lines(e: Evaluation) -> list[str]:
     if len(e.gaps) > _SHOWN:
         lines.append(f"(the largest; {len(e.gaps) - _SHOWN} more in .gaps)")
     if e.verdict is not None:
-        lines += ["", f"{e.constraint}: {e.verdict_in_words}"]
+        # The reason stands above, beside the accuracy.
+        words = e._judged if e.collapsed is None else f"says nothing, collapsed ({e._judged})"
+        lines += ["", f"{e.constraint}: {words}"]
     return [line.rstrip() for line in lines]
 
 

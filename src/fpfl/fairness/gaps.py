@@ -32,8 +32,6 @@ in
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -47,7 +45,19 @@ from fpfl.fairness import rates
 from fpfl.fairness.constraints import By, Constraint
 from fpfl.fairness.evaluation import Difference, Evaluation, GapEstimate
 from fpfl.fairness.groups import Attribute, Groups, groups_by
+from fpfl.fairness.metrics import Sums, area, class_metrics
 from fpfl.fairness.rates import Rate
+from fpfl.fairness.resampling import (
+    Floats,
+    Ints,
+    distinct,
+    ends_of,
+    margins,
+    quotient,
+    resample,
+    unseen,
+    users_behind,
+)
 
 __all__ = ["Difference", "Evaluation", "GapEstimate", "evaluate_predictions"]
 
@@ -107,6 +117,25 @@ def check_samples(
         attribute.check_codes(codes)
 
 
+def _check_scores(
+    scores: Tensor | None, names: Sequence[str] | None, n: int, classes: int | None
+) -> None:
+    if names is not None and len(names) != classes:
+        raise ValueError(f"class_names is {tuple(names)}; expected a name for each of {classes}")
+    if scores is None:
+        return
+    if classes is None:
+        raise ValueError("scores were given for a regression, which has no AUC; leave them out")
+    shape = (n,) if classes == 2 else (n, classes)
+    if scores.shape != shape:
+        raise ValueError(
+            f"scores have shape {tuple(scores.shape)}; expected {shape}: for two classes a number "
+            "a sample, which grows with class 1, and for more a probability for each class"
+        )
+    if bool(scores.isnan().any()):
+        raise ValueError("some scores are NaN and have no rank; leave those samples or scores out")
+
+
 def _check_classes(what: str, values: Tensor, classes: int, hint: str) -> None:
     if values.is_floating_point():
         raise ValueError(f"{what} are {values.dtype}; expected whole numbers; {hint}")
@@ -115,88 +144,6 @@ def _check_classes(what: str, values: Tensor, classes: int, hint: str) -> None:
             f"{what} run from {int(values.min())} to {int(values.max())}; "
             f"expected classes 0 to {classes - 1}; {hint}"
         )
-
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-
-_DRAWS = 2**20  # how many counts of draws are held at once: 8 MiB, whatever the number of users
-
-
-def distinct(rows: Floats) -> tuple[Floats, Ints]:
-    """Give the distinct rows of (K, columns), and how many of the K users are alike in each.
-
-    They are sorted, so that draws do not depend on the order of the users.
-    """
-    alike = Counter(row.tobytes() for row in rows)
-    found = sorted(alike)
-    sums = np.frombuffer(b"".join(found), dtype=np.float64).reshape(len(found), -1)
-    return sums, np.array([alike[row] for row in found])
-
-
-def resample(rows: Floats, alike: Ints, replicates: int, seed: int) -> Floats:
-    """Totals of K users drawn with replacement, ``replicates`` times: (replicates, columns).
-
-    How often K draws hit each *distinct* user is multinomial with the probabilities alike/K:
-    this is the user bootstrap itself, and cheap where many users are alike.
-    """
-    rng, population = np.random.default_rng(seed), int(alike.sum())
-    totals = np.empty((replicates, rows.shape[1]))
-    step = max(1, _DRAWS // len(rows))
-    for start in range(0, replicates, step):
-        part = totals[start : start + step]
-        times = rng.multinomial(population, alike / population, size=len(part))
-        part[:] = times.astype(np.float64) @ rows
-    return totals
-
-
-def quotient(F: Floats, n: Floats) -> Floats:
-    """F/n, NaN where n = 0."""
-    known: Floats = np.divide(F, n, out=np.full(F.shape, np.nan), where=n > 0)
-    return known
-
-
-def margins(value: Floats, replicates: Floats, confidence: float) -> Floats:
-    """Margins m such that |D_j − true D_j| ≤ m_j for all j at once, with this confidence.
-
-    With D* the ``replicates`` of the ``value`` D, and s_j their root mean square distance,
-
-        m_j = c s_j,   c = the ``confidence`` quantile of max_j |D*_j − D_j|/s_j.
-
-    The quantile of one maximum serves all: many comparisons need no more replicates than one, and
-    those that move together (two groups of a whole) get no wider than one. A replicate in which a
-    group has no sample (NaN) says nothing of it. Without replicates m is NaN.
-    """
-    distance = np.abs(replicates - value).reshape(len(replicates), value.size)
-    known = np.maximum(np.isfinite(distance).sum(axis=0), 1)
-    s = np.sqrt(np.nansum(distance**2, axis=0) / known)
-    furthest = np.fmax.reduce(distance / np.where(s > 0.0, s, 1.0), axis=1, initial=0.0)
-    c = np.quantile(furthest, confidence, method="higher") if len(furthest) else np.nan
-    m: Floats = (c * s).reshape(value.shape)
-    return m
-
-
-def users_behind(n: Floats, alike: Ints) -> Floats:
-    """u = (Σ_k n_k)²/Σ_k n_k²: how many users a value rests on, who have n_k samples each.
-
-    One who has most of the samples makes it hardly more than 1; if all have one, it is K.
-    """
-    return quotient(np.tensordot(alike, n, 1) ** 2, np.tensordot(alike, n**2, 1))
-
-
-def unseen(u: Floats, tail: float) -> Floats:
-    """q: how large a share of the population may well have nobody among the u users seen.
-
-        (1 − q)^u = tail,   so   q = 1 − tail^(1/u)
-
-    Resampling never invents an error that nobody made: three users who agree have a margin of 0.
-    But users who make up a share q stay unseen with probability (1 − q)^u, and may be wrong, or
-    right, about everything: a value v is anywhere in [v − q v, v + q (1 − v)]. No interval free of
-    assumptions is narrower. Being of the order 1/u (the "rule of three"), it matters for small
-    groups and rare errors alone; there the margins are too small without it.
-    """
-    q: Floats = -np.expm1(math.log(tail) / u)
-    return q
 
 
 Counted = tuple[str, Tensor, Tensor]  # a rate's name, and what each sample adds to F and to n'
@@ -233,6 +180,7 @@ class Table:
     ``value`` is F/n', ``n`` is n' and ``users`` how many users are behind them; ``rest`` is the
     value of all other samples, and ``rest_users`` how many users are behind that. ``drawn``, of
     shape (replicates, R, 1 + G), has the values of as many users as the ``population`` drawn again.
+    ``whole`` has everybody's sums themselves: F of all rates, n' of all, and further columns.
     """
 
     rates: list[str]
@@ -244,20 +192,39 @@ class Table:
     rest: Floats
     rest_users: Floats
     drawn: Floats
+    whole: Sums
 
 
 def measure(
-    counted: Sequence[Counted], members: Sequence[Member], users: Tensor, bootstrap: int, seed: int
+    counted: Sequence[Counted],
+    members: Sequence[Member],
+    owner: Ints,
+    bootstrap: int,
+    seed: int,
+    extra: Floats | None = None,
 ) -> Table:
-    """Sum what was counted over every user and group, everybody being the first, and resample."""
-    owner = np.unique(users.numpy(), return_inverse=True)[1]
+    """Sum what was counted over every user and group, everybody being the first, and resample.
+
+    ``owner`` is the number of each sample's user, 0 ... users − 1. ``extra``, of shape (users,
+    columns), is summed over everybody alone.
+    """
     columns = (part * member for _, F, n in counted for _, member in members for part in (F, n))
     by_user = np.stack([np.bincount(owner, column.numpy()) for column in columns], axis=1)
+    own = by_user.shape[1]  # the columns after are those of the extra
+    if extra is not None:
+        by_user = np.concatenate([by_user, extra], axis=1)
     rows, alike = distinct(by_user.astype(np.float64))
+    totals, again = alike @ rows, resample(rows, alike, bootstrap, seed)
     shape = (len(counted), len(members), 2)
-    F, n = np.moveaxis((alike @ rows).reshape(shape), -1, 0)
-    n_k = rows.reshape(len(rows), *shape)[..., 1]
-    drawn = resample(rows, alike, bootstrap, seed).reshape(bootstrap, *shape)
+    F, n = np.moveaxis(totals[:own].reshape(shape), -1, 0)
+    n_k = rows[:, :own].reshape(len(rows), *shape)[..., 1]
+    drawn = again[:, :own].reshape(bootstrap, *shape)
+
+    def whole(sums: Floats) -> Floats:
+        """F and n' of each rate of everybody, and the extra."""
+        everybody = sums[:, :own].reshape(len(sums), *shape)[:, :, 0]
+        return np.concatenate([everybody[..., 0], everybody[..., 1], sums[:, own:]], axis=1)
+
     return Table(
         rates=[name for name, _, _ in counted],
         groups=[name for name, _ in members],
@@ -268,6 +235,7 @@ def measure(
         rest=quotient(F[:, :1] - F, n[:, :1] - n),
         rest_users=users_behind(n_k[:, :, :1] - n_k, alike),
         drawn=quotient(drawn[..., 0], drawn[..., 1]),
+        whole=Sums(whole(totals[None])[0], whole(rows), alike, whole(again)),
     )
 
 
@@ -295,8 +263,13 @@ def evaluate_predictions(
     bootstrap: int = 1000,
     confidence: float = 0.95,
     seed: int = 0,
+    scores: Tensor | None = None,
+    class_names: Sequence[str] | None = None,
 ) -> Evaluation:
     """Measure predictions: how good they are, and the gaps between groups, with intervals.
+
+    Classes have balanced accuracy, F1, shares and, where there are scores, the AUC
+    (`fpfl.fairness.metrics`) in ``metrics``.
 
     Two classes have the gaps of the paper's tables: ``fnr``, ``eo`` (equalised odds: the larger of
     the FNR and FPR gaps), ``demp`` (selection rate), ``pp`` (precision P[Y = 1 | Ŷ = 1]) and
@@ -324,12 +297,20 @@ def evaluate_predictions(
         verdict is "cannot tell".
     confidence
         That each gap's interval contains the true gap, each gap by itself.
+    scores
+        For the AUC: logits or probabilities of class 1, of shape (n,), where there are two classes;
+        with more, probabilities of shape (n, classes).
+    class_names
+        What the classes are called, for sentences about them.
     """
     check_settings(classes, label_range, constraint, bootstrap, confidence)
     p, y, a = (values.detach().cpu() for values in (predictions, labels, attributes))
     check_samples(p, y, a, users, declared, classes)
+    _check_scores(scores, class_names, len(y), classes)
     p, y = (p.double(), y.double()) if classes is None else (p.long(), y.long())
-    owners = torch.arange(len(y)) if users is None else users.detach().cpu()
+    owner = np.arange(len(y))
+    if users is not None:
+        owner = np.unique(users.detach().cpu().numpy(), return_inverse=True)[1]
 
     counted = count_task(p, y, classes, label_range)
     members = [("overall", torch.ones_like(y, dtype=torch.bool))]
@@ -339,7 +320,18 @@ def evaluate_predictions(
     if constraint is not None:
         counted += [count(rate, p, y) for rate in constraint.rates]
         members += _members(constraint.bind(declared), a)
-    table = measure(counted, members, owners, bootstrap, seed)
+    # Of two classes the rates' own sums say how often each is predicted.
+    several = classes is not None and classes > 2
+    extra = _predicted(p.numpy(), owner, classes or 0) if several else None
+    table = measure(counted, members, owner, bootstrap, seed, extra)
+    metrics = None
+    if classes is not None:
+        ranked = None
+        if scores is not None:
+            level = confidence if bootstrap else None
+            ranked = area(scores.detach().cpu().numpy(), y.numpy(), owner, classes, level)
+        sums = table.whole.map(lambda whole: _by_class(whole, len(counted), classes))
+        metrics = class_metrics(sums, ranked, class_names, confidence)
 
     gaps = _gaps(table, R, G, classes, confidence)
     main = table.rates.index("absolute error" if classes is None else "accuracy")
@@ -359,7 +351,26 @@ def evaluate_predictions(
         verdict=None if constraint is None else gaps["constraint"].verdict(constraint.tolerance),
         confidence=confidence,
         bootstrap=bootstrap,
+        metrics=metrics,
     )
+
+
+def _predicted(p: NDArray[np.int64], owner: Ints, classes: int) -> Floats:
+    """How often each class is predicted for each user's samples: (users, classes)."""
+    users = int(owner.max()) + 1
+    counts = np.bincount(owner * classes + p, minlength=users * classes)
+    return counts.reshape(users, classes).astype(np.float64)
+
+
+def _by_class(whole: Floats, R: int, classes: int) -> Floats:
+    """n_k, h_k and p_k of all classes, from what `count_task` counts first of R rates."""
+    F, n, p = whole[..., :R], whole[..., R : 2 * R], whole[..., 2 * R :]
+    if classes > 2:  # accuracy, the recall of each class; and what was counted beside them
+        return np.concatenate([n[..., 1 : 1 + classes], F[..., 1 : 1 + classes], p], axis=-1)
+    # Accuracy, FNR, FPR, selection rate.
+    n_1, n_0, p_1 = n[..., 1], n[..., 2], F[..., 3]
+    hits = n_0 - F[..., 2], n_1 - F[..., 1]
+    return np.stack([n_0, n_1, *hits, n[..., 3] - p_1, p_1], axis=-1)
 
 
 def _gaps(
@@ -395,7 +406,7 @@ def _gap(
     low = np.maximum(D - np.maximum(m, r * np.fmax(q * (1.0 - v), s * w)), -1.0)
     high = np.minimum(D + np.maximum(m, r * np.fmax(q * v, s * (1.0 - w))), 1.0)
     names = product([table.rates[i] for i in rows], [table.groups[j] for j in columns])
-    ends = _ends(v, q, margins(v, drawn[:, :, columns], confidence))
+    ends = ends_of(v, q, margins(v, drawn[:, :, columns], confidence))
     fields = np.broadcast_arrays(overall, v, n, D, low, high, *ends)
     numbers = np.stack(fields, axis=-1).reshape(-1, len(fields))
     cells = zip(names, numbers.tolist(), strict=True)
@@ -411,14 +422,8 @@ def _gap(
 def _overall(table: Table, row: int, confidence: float) -> tuple[float, tuple[float, float]]:
     """The overall value v of a rate, and [v − max(m, q v), v + max(m, q (1 − v))]."""
     v, q = table.value[row, :1], unseen(table.users[row, :1], (1.0 - confidence) / 2)
-    low, high = _ends(v, q, margins(v, table.drawn[:, row, :1], confidence))
+    low, high = ends_of(v, q, margins(v, table.drawn[:, row, :1], confidence))
     return float(v[0]), (float(low[0]), float(high[0]))
-
-
-def _ends(v: Floats, q: Floats, m: Floats) -> tuple[Floats, Floats]:
-    """v − max(m, q v) and v + max(m, q (1 − v)), within [0, 1]."""
-    low, high = v - np.maximum(m, q * v), v + np.maximum(m, q * (1.0 - v))
-    return np.maximum(low, 0.0), np.minimum(high, 1.0)
 
 
 def _largest(values: Floats) -> float:

@@ -19,7 +19,8 @@ from fpfl.fairness.gaps import Evaluation, evaluate_predictions
 from fpfl.runs.folder import HISTORY, MODEL, PRIVACY, RESULT
 from fpfl.server.state import Row
 from fpfl.store.files import explained, write_whole
-from fpfl.users.engine import predict
+from fpfl.users import task
+from fpfl.users.engine import outputs
 from fpfl.users.flat import FlatModel
 from fpfl.users.task import check_model
 
@@ -170,11 +171,16 @@ def _evaluate(
     was_training = module.training
     module.eval()
     try:
-        predictions = predict(call, data.features, schema)
+        found = outputs(call, data.features, schema)
     finally:
         module.train(was_training)
+    scores = None
+    # What is not a number has no rank; what it is worth is said by the predictions alone.
+    if schema.classes is not None and not bool(found.isnan().any()):
+        # Logits of two classes are ranked as they are: probabilities near 1 would be ties.
+        scores = found if schema.task == "binary" else task.scores(found, schema)
     return evaluate_predictions(
-        predictions.cpu(),
+        task.predictions(found, schema).cpu(),
         data.labels.cpu(),
         data.attributes.cpu(),
         schema.attributes,
@@ -184,6 +190,8 @@ def _evaluate(
         constraint=constraint,
         bootstrap=bootstrap,
         seed=seed,
+        scores=scores,
+        class_names=schema.class_names,
     )
 
 

@@ -559,8 +559,17 @@ def predict(
 ) -> Tensor:
     """Hard predictions on samples, in batches."""
     with torch.no_grad():
-        outputs = [
+        found = [
             task.predictions(task.flatten_output(model(piece), schema), schema)
             for piece in torch.split(features, batch)
         ]
-    return torch.cat(outputs)
+    return torch.cat(found)
+
+
+def outputs(
+    model: Callable[[Tensor], Tensor], features: Tensor, schema: Schema, batch: int = 8192
+) -> Tensor:
+    """A model's outputs on samples, in batches: (n,), or (n, classes) with several classes."""
+    with torch.no_grad():
+        pieces = torch.split(features, batch)
+        return torch.cat([task.flatten_output(model(piece), schema) for piece in pieces])
