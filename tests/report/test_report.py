@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from conftest import make_population
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -28,14 +29,14 @@ from fpfl.privacy.plan import PrivacyPlan
 from fpfl.report import series
 from fpfl.report.charts import span_of, thinned
 from fpfl.report.comparability import best_tradeoffs, compare, gap_verdict, same_gap, told_apart
-from fpfl.report.comparison import BEATEN, BEST, NOT_BEATEN, standing
+from fpfl.report.comparison import BEATEN, BEST, COLLAPSED, NOT_BEATEN, standing
 from fpfl.report.evaluations import Figure, read_evaluation
 from fpfl.report.facts import run_facts
 from fpfl.report.page import in_script, report_html
 from fpfl.report.reading import NO_PRIVACY, RunRecord, read_run
 from fpfl.report.runcharts import charts
 from fpfl.report.sections import brief
-from fpfl.report.words import banners, headline, marks
+from fpfl.report.words import banners, collapses, headline, marks
 from fpfl.runs.folder import model_digest
 
 SEX = Attribute("sex", ("Female", "Male"))
@@ -714,6 +715,58 @@ def test_what_is_outside_is_no_best_tradeoff(record: RunRecord) -> None:
     assert "★" not in words
     (unsure,), _ = compare([run("good", 0.8, "cannot tell"), runs[1]])
     assert standing(unsure.entries[0]) == BEST
+
+
+def constant(record: RunRecord, name: str) -> RunRecord:
+    """A run whose kept model says the same of everybody."""
+    labels = torch.zeros_like(PEOPLE.labels)
+    found = fpfl.fairness.evaluate_predictions(
+        labels, (torch.arange(len(labels)) % 9 == 0).long(), PEOPLE.attributes, (SEX, RACE),
+        users=torch.repeat_interleave(torch.arange(PEOPLE.population), PEOPLE.sizes()),
+        constraint=fpfl.equalized_odds(("sex", "race"), tolerance=0.05), bootstrap=50,
+        class_names=("stays", "leaves"),
+    )  # fmt: skip
+    judged = read_evaluation(Path("e"), "test", found.as_dict())
+    return replace(record, folder=Path(name), evaluations={"test": judged})
+
+
+def test_a_collapsed_model_is_named_first_and_called_fair_nowhere(record: RunRecord) -> None:
+    collapsed = constant(record, "silent")
+    judged = collapsed.evaluations["test"]
+    said = "the model predicts 'stays' for every sample: accuracy 0.888"
+    assert judged.collapsed is not None
+    assert judged.collapsed.startswith(said)
+    assert [b.title for b in collapses(collapsed)] == ["Collapsed model"]
+    assert "COLLAPSED" in marks(collapsed)
+    page = "".join(Elements(report_html([collapsed], "")).words)
+    assert page.index("Collapsed model") < page.index("balanced accuracy 0.500")
+    assert page.count("✗ collapsed model") == 2  # beside the gap's tile, and beside the verdict
+    assert "✓ within α" not in page
+    assert "balanced accuracy 0.500" in page
+    assert "of the predictions" in page
+
+    # It has no gap, more accuracy, and is better than nobody.
+    other = replace(record, evaluations={"test": replace(
+        record.evaluations["test"], users=judged.users, samples=judged.samples
+    )})  # fmt: skip
+    (comparison,), _ = compare([collapsed, other])
+    assert [e.best for e in comparison.entries] == [False, True]
+    assert standing(comparison.entries[0]) == COLLAPSED
+    assert comparison.entries[0].gap.value < comparison.entries[1].gap.value
+    words = "".join(Elements(report_html([collapsed, other], "")).words)
+    assert "Collapsed, and compared with no other: silent." in words
+    assert "has no gap for nothing" in words
+
+
+def test_an_evaluation_of_an_earlier_version_says_nothing_of_collapse(record: RunRecord) -> None:
+    test = record.evaluations["test"]
+    old = replace(record, evaluations={"test": replace(test, metrics=None, collapsed=None)})
+    page = "".join(Elements(report_html([old], "")).words)
+    assert "Balanced accuracy" not in page
+    assert "of the predictions" not in page
+    # Released with noise are hits and misses, and nothing is derived from them.
+    private = record.evaluations["private"]
+    assert (private.metrics, private.collapsed) == (None, None)
 
 
 def test_a_headline_names_the_rates_of_its_gap(record: RunRecord) -> None:

@@ -67,8 +67,8 @@ def collapse_in_words(
     if balanced <= 1 / len(there) + ABOVE_CHANCE:
         return (
             "the model tells the classes apart no better than chance: balanced accuracy "
-            f"{balanced:.3f}, where always saying {metrics.named(most)} has "
-            f"{1 / len(there):.3f}; {_always(accuracy, labels[most], metrics.named(most))}"
+            f"{balanced:.3f} and accuracy {accuracy:.3f}, where always saying "
+            f"{metrics.named(most)} has {1 / len(there):.3f} and {labels[most]:.3f}"
         )
     return None
 

@@ -16,8 +16,11 @@ from fpfl.report.evaluations import SIMULATION_ONLY, Evaluated
 from fpfl.report.facts import IN_MEMORY, judged_by, record_of, verdict_on
 from fpfl.report.reading import RunRecord
 from fpfl.report.words import (
+    balance_lines,
+    balance_rows,
     banners,
     class_words,
+    collapses,
     headline,
     is_regression,
     method_name,
@@ -147,7 +150,10 @@ def _front(record: RunRecord) -> list[str]:
 
 
 def _banners(record: RunRecord) -> list[str]:
-    lines = [f"> **{plain(b.title)}.** {plain(b.text, 1000)}" for b in banners(record)]
+    lines = [
+        f"> **{plain(b.title)}.** {plain(b.text, 1000)}"
+        for b in [*collapses(record), *banners(record)]
+    ]
     if not record.finished:
         lines.append("> **Not finished.** The run has not ended: there is no final model yet.")
     return "\n>\n".join(lines).splitlines()
@@ -254,7 +260,13 @@ def _evaluated(e: Evaluated) -> list[str]:
         "",
         f"{samples}{e.users:,} users; intervals at {percent(e.confidence)}. "
         f"{plain(e.score_name)} {with_interval(e.score)}.",
+        *balance_lines(e),
     ]
+    shares = [
+        f"{plain(name)} {labels} of the labels, {own} of the predictions"
+        for name, labels, own in balance_rows(e)
+    ]
+    lines += [f"Classes: {'; '.join(shares)}."] if shares else []
     for gap in e.tabled:
         # Differences have signs; brackets of intervals are no links, and need no escape.
         head = ("group", "rate", "value", "overall − value", "n'")
@@ -275,6 +287,8 @@ def _evaluated(e: Evaluated) -> list[str]:
             )
     if e.verdict_in_words is not None:
         lines += ["", f"Verdict: **{plain(e.verdict_in_words, 2000)}**"]
+    elif e.collapsed is not None:
+        lines += ["", f"**Collapsed: {plain(e.collapsed, 2000)}**"]
     if e.statement:
         lines += ["", *bullets(e.statement)]
     return lines

@@ -198,7 +198,8 @@ class Entry:
 
     ``epsilon`` is infinite without privacy, and None where nobody computed it; ``best`` says that
     no other run of the comparison is at least as good in all three and better in one. ``trained``
-    says that the run's own constraint is about this gap.
+    says that the run's own constraint is about this gap. A ``collapsed`` model is never the best,
+    and better than no other: its gap is closed for nothing.
     """
 
     index: int
@@ -209,6 +210,7 @@ class Entry:
     verdict: str
     trained: bool
     best: bool = False
+    collapsed: bool = False
 
     @property
     def recommended(self) -> bool:
@@ -327,10 +329,13 @@ def _comparison(
                 tolerance=evaluation.tolerance if judged else shared,
                 verdict=str(evaluation.verdict) if judged else verdict,
                 trained=trained_for(records[i], measures),
+                collapsed=evaluation.collapsed is not None,
             )
         )
     figures = [(e.score.value, e.gap.value, e.epsilon) for e in entries]
-    known = [i for i, values in enumerate(figures) if None not in values]
+    known = [
+        i for i, values in enumerate(figures) if None not in values and not entries[i].collapsed
+    ]
     points = [_point(entries[i], lower) for i in known]
     best = {i for i, good in zip(known, best_tradeoffs(points), strict=True) if good}
     marked = [replace(e, best=i in best) for i, e in enumerate(entries)]

@@ -10,15 +10,17 @@ from fpfl.report.charts import BLUE, Chart, Table, Trace, axes, safe
 from fpfl.report.comparability import WHERE, Comparison, Entry, compare, groups_in_words
 from fpfl.report.evaluations import SIMULATION_ONLY, Figure
 from fpfl.report.reading import RunRecord
+from fpfl.report.sections import COLLAPSED as COLLAPSED_BADGE
 from fpfl.report.sections import badge, figure_html, paragraphs, verdict_badge
 from fpfl.report.words import epsilon_words, marks, number, with_interval
 
 BEST = "best trade-off"
 NOT_BEATEN = "not dominated, outside α"
 BEATEN = "another run is better"
+COLLAPSED = "collapsed model"
 UNTRAINED = "not trained for it"
 _CORNERS = ("bottom left", "top left", "top right", "bottom right")
-_SYMBOLS = {BEST: "star", NOT_BEATEN: "diamond", BEATEN: "circle"}
+_SYMBOLS = {BEST: "star", NOT_BEATEN: "diamond", BEATEN: "circle", COLLAPSED: "x"}
 
 
 def comparison_html(
@@ -42,6 +44,8 @@ def comparison_html(
 
 def standing(entry: Entry) -> str:
     """How a run stands among the others, in words."""
+    if entry.collapsed:
+        return COLLAPSED
     if entry.recommended:
         return BEST
     return NOT_BEATEN if entry.best else BEATEN
@@ -79,6 +83,12 @@ def _one(
     ]
     if outside:
         lines.append(f"Not dominated either, but outside α: {', '.join(outside)}.")
+    collapsed = [names[e.index] for e in comparison.entries if e.collapsed]
+    if collapsed:
+        lines.append(
+            f"Collapsed, and compared with no other: {', '.join(collapsed)}. A model that always "
+            "says the same has no gap for nothing."
+        )
     alphas = {e.tolerance for e in comparison.entries if e.tolerance is not None}
     untrained = [names[e.index] for e in comparison.entries if not e.trained]
     if untrained:
@@ -125,13 +135,16 @@ def _list(names: Sequence[str]) -> str:
 def _row(entry: Entry, record: RunRecord, name: str, link: str) -> str:
     notes = " ".join(badge(mark, "bad" if mark.isupper() else "plain") for mark in marks(record))
     untrained = "" if entry.trained else f" {badge(UNTRAINED, 'plain')}"
-    stands = {BEST: badge(f"★ {BEST}", "good"), NOT_BEATEN: badge(NOT_BEATEN, "plain")}
+    stands = {
+        BEST: badge(f"★ {BEST}", "good"),
+        NOT_BEATEN: badge(NOT_BEATEN, "plain"),
+        COLLAPSED: "not compared",
+    }
     cells = [
         stands.get(standing(entry), "–"),
         escape(with_interval(entry.score)),
         escape(with_interval(entry.gap)),
-        (verdict_badge(entry.verdict) if entry.verdict != "not judged" else "not judged")
-        + untrained,
+        _verdict(entry) + untrained,
         escape(epsilon_words(record)),
         notes or "–",
     ]
@@ -143,6 +156,12 @@ def _row(entry: Entry, record: RunRecord, name: str, link: str) -> str:
     )
 
 
+def _verdict(entry: Entry) -> str:
+    if entry.collapsed:
+        return badge(COLLAPSED_BADGE, "bad")
+    return verdict_badge(entry.verdict) if entry.verdict != "not judged" else "not judged"
+
+
 def _scatter(comparison: Comparison, records: Sequence[RunRecord], names: Sequence[str]) -> Chart:
     shown = [e for e in comparison.entries if e.gap.value is not None and e.score.value is not None]
     # From left to right in turn, off the bars: letters of runs that lie close would cover each
@@ -151,7 +170,7 @@ def _scatter(comparison: Comparison, records: Sequence[RunRecord], names: Sequen
     corners = {e.index: _CORNERS[i % len(_CORNERS)] for i, e in enumerate(by_gap)}
     data = [
         trace
-        for kind in (BEST, NOT_BEATEN, BEATEN)
+        for kind in (BEST, NOT_BEATEN, BEATEN, COLLAPSED)
         for chosen in [[e for e in shown if standing(e) == kind]]
         if (trace := _points(kind, chosen, records, names, corners))
     ]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 from fpfl.fairness.evaluation import Evaluation, GapEstimate
+from fpfl.fairness.metrics import ClassMetrics
 from fpfl.heldout.result import PrivateEvaluation
 from fpfl.privacy.assumptions import ALONE, BEFORE_EVALUATED
 from fpfl.privacy.statement import PrivacyStatement
@@ -192,6 +193,9 @@ class Evaluated:
         What a private evaluation says of itself.
     established
         Whether its ε is: versions up to 0.1.0 did not keep what it was computed for.
+    metrics, collapsed
+        What accuracy does not say, and how the model has collapsed; None where it is not known, as
+        where hits and misses alone were released.
     """
 
     kind: Kind
@@ -211,6 +215,8 @@ class Evaluated:
     statement: tuple[str, ...] = ()
     established: bool = True
     lower: bool = False
+    metrics: ClassMetrics | None = None
+    collapsed: str | None = None
 
     @property
     def released(self) -> bool:
@@ -272,6 +278,8 @@ def of_open(found: Evaluation, kind: Kind) -> Evaluated:
         users=found.users,
         samples=found.samples,
         lower=name == "error",
+        metrics=found.metrics,
+        collapsed=found.collapsed,
     )
 
 

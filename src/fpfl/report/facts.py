@@ -95,6 +95,7 @@ def run_facts(
         "groups": list(record.groups),
         "verdict": None if judged is None else judged.verdict,
         "verdict_in_words": None if judged is None else judged.verdict_in_words,
+        "collapsed": None if judged is None else judged.collapsed,
         "verdict_on": None if judged is None else verdict_on(judged),
         "selected": record.selected,
         "trained": record.ended,

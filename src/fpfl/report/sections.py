@@ -15,7 +15,10 @@ from fpfl.report.reading import RunRecord
 from fpfl.report.runcharts import charts
 from fpfl.report.series import window
 from fpfl.report.words import (
+    balance_lines,
+    balance_rows,
     banners,
+    collapses,
     epsilon_words,
     gap_name,
     headline,
@@ -32,6 +35,8 @@ from fpfl.report.words import (
 
 VERDICTS = {"within": "✓ within α", "outside": "✗ outside α", "cannot tell": "? cannot tell"}
 """A sign, a word and a colour each: none of them alone."""
+
+COLLAPSED = "✗ collapsed model"
 
 
 def table(content: Table, *, numeric: bool = True) -> str:
@@ -60,6 +65,13 @@ def verdict_badge(verdict: str | None) -> str:
     """A verdict with sign and word."""
     kind = {"within": "good", "outside": "bad"}.get(str(verdict), "unsure")
     return badge(VERDICTS.get(str(verdict), str(verdict or "not judged")), kind)
+
+
+def judged_badge(evaluation: Evaluated) -> str:
+    """A verdict's badge; that of a collapsed model says so in its place."""
+    if evaluation.collapsed is not None:
+        return badge(COLLAPSED, "bad")
+    return verdict_badge(evaluation.verdict) if evaluation.verdict else ""
 
 
 def paragraphs(texts: Iterable[str], css: str = "") -> str:
@@ -108,6 +120,17 @@ def group_table(evaluation: Evaluated, gap: Gap) -> str:
             rows,
         )
     )
+
+
+def balance_table(evaluation: Evaluated) -> str:
+    """How often each class occurs, and how often it is predicted."""
+    rows = tuple(balance_rows(evaluation))
+    if not rows:
+        return ""
+    more = len(evaluation.metrics.labels) - len(rows) if evaluation.metrics else 0
+    caption = f"Shares of the classes, {evaluation.title.lower()}"
+    caption += f" (the first {len(rows)}; {more} more in the file)" if more else ""
+    return table(Table(caption, ("class", "of the labels", "of the predictions"), rows))
 
 
 def worst_words(evaluation: Evaluated, gap: Gap) -> list[str]:
@@ -242,7 +265,7 @@ def _banners(record: RunRecord) -> str:
     return "".join(
         f'<div class="banner" role="note"><strong>{escape(b.title)}</strong>'
         f"<p>{escape(b.text)}</p></div>"
-        for b in banners(record)
+        for b in [*collapses(record), *banners(record)]
     )
 
 
@@ -258,14 +281,21 @@ def _tiles(record: RunRecord) -> str:
         mark = badge(source_mark(best), "plain" if best.released else "sim")
         where = f"{escape(best.title.split(',')[0])} {mark}"
         ends = interval(best.score)
-        found.append(_tile(best.score_name.capitalize(), number(best.score.value), ends, where))
+        balanced = best.metrics if best.metrics is not None and best.metrics.unbalanced else None
+        beside = (
+            ""
+            if balanced is None
+            else f"<br>balanced accuracy {number(balanced.balanced_accuracy.value)}"
+        )
+        score = number(best.score.value)
+        found.append(_tile(best.score_name.capitalize(), score, ends, where + beside))
         gap = best.gaps.get("constraint")
         if gap is not None:
             name = gap_name(gap)
             found.append(
                 _tile(
                     f"{name[:1].upper()}{name[1:]}", number(gap.value.value), interval(gap.value),
-                    f"{where} {verdict_badge(best.verdict) if best.verdict else ''}",
+                    f"{where} {judged_badge(best)}",
                 )
             )  # fmt: skip
     else:
@@ -392,9 +422,12 @@ def _evaluation(evaluation: Evaluated, level: int) -> str:
         people += f", {evaluation.samples:,} samples"
     score = f"{evaluation.score_name.capitalize()} {with_interval(evaluation.score)}"
     text = paragraphs([f"{score}, {people}; intervals at {percent(evaluation.confidence)}."])
+    text += paragraphs(balance_lines(evaluation)) + balance_table(evaluation)
     if evaluation.verdict is not None:
         words = escape(f"{evaluation.constraint}: {evaluation.verdict_in_words}")
-        text += f"<p>{verdict_badge(evaluation.verdict)} {words}</p>"
+        text += f"<p>{judged_badge(evaluation)} {words}</p>"
+    elif evaluation.collapsed is not None:
+        text += f"<p>{judged_badge(evaluation)} {escape(evaluation.collapsed)}</p>"
     for gap in evaluation.tabled:
         name = gap_name(gap)
         named = f"{name[:1].upper()}{name[1:]}"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fpfl.fairness.metrics import Estimate
 from fpfl.methods.base import Unconstrained, about
 from fpfl.privacy.assumptions import BEFORE
 from fpfl.privacy.statement import round_up
@@ -244,6 +246,52 @@ def banners(record: RunRecord) -> list[Banner]:
     return found
 
 
+def collapses(record: RunRecord) -> list[Banner]:
+    """Evaluations in which the model has collapsed: all other figures of it mean little."""
+    return [
+        Banner(
+            "Collapsed model",
+            f"{e.title} ({source_mark(e)}): {e.collapsed}. It treats groups alike for nothing, and "
+            "no gap or verdict of it says that it is fair.",
+        )
+        for e in record.evaluations.values()
+        if e.collapsed is not None
+    ]
+
+
+def balance_lines(evaluation: Evaluated) -> list[str]:
+    """What accuracy does not say, in sentences; nothing where it is not known."""
+    m = evaluation.metrics
+    if m is None:
+        return []
+    figures = {"Balanced accuracy": m.balanced_accuracy, "F1": m.f1, "AUC": m.auc}
+    said = ", ".join(f"{n} {_estimate(e)}" for n, e in figures.items() if e is not None)
+    lines = [f"{said}."]
+    if m.unbalanced:
+        lines.append(
+            "Classes are not equally frequent: a model that always says the same has a high "
+            "accuracy. Read the balanced accuracy."
+        )
+    return lines
+
+
+def balance_rows(evaluation: Evaluated, most: int = 20) -> list[tuple[str, str, str]]:
+    """The share of each class among labels and among predictions."""
+    m = evaluation.metrics
+    if m is None:
+        return []
+    pairs = zip(m.labels, m.predicted, strict=True)
+    return [
+        (m.named(k).strip("'"), _estimate(labels), _estimate(predicted))
+        for k, (labels, predicted) in enumerate(pairs)
+    ][:most]
+
+
+def _estimate(e: Estimate) -> str:
+    ends = [None if math.isnan(end) else end for end in (e.value, e.low, e.high)]
+    return with_interval(Figure(*ends))
+
+
 def marks(record: RunRecord) -> list[str]:
     """What to know of a run beside its figures, in a word or two each."""
     words = []
@@ -263,6 +311,8 @@ def marks(record: RunRecord) -> list[str]:
         words.append("unfinished")
     if record.stopped:
         words.append("stopped early")
+    if collapses(record):
+        words.append("COLLAPSED")
     return words
 
 
