@@ -117,6 +117,10 @@ def test_the_demo_runs_and_draws(fpfl, tmp_path: Path, monkeypatch) -> None:
     assert (tmp_path / "fnr.png").read_bytes().startswith(b"\x89PNG")
     figures = json.loads((tmp_path / "results.json").read_text())["runs"]
     assert [run["algorithm"] for run in figures] == ["FL", "PFL", "FPFL"]
+    assert "FL: federated learning; balanced accuracy 0." in printed
+    # Six rounds are not enough: most of the models say "no" to nearly everybody, and it is said.
+    assert printed.count("COLLAPSED: the model") == sum(bool(run["collapsed"]) for run in figures)
+    assert any(run["collapsed"] for run in figures)
     assert (tmp_path / "fpfl" / "model.safetensors").exists()
 
 

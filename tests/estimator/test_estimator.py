@@ -23,6 +23,13 @@ pytest.importorskip("fairlearn", reason="it is not installed: pip install 'fpfl[
 import pandas as pd
 from fairlearn.metrics import MetricFrame, selection_rate
 from sklearn.base import clone
+from sklearn.metrics import (
+    average_precision_score,
+    balanced_accuracy_score,
+    f1_score,
+    get_scorer,
+    roc_auc_score,
+)
 from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_score
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import StandardScaler
@@ -120,6 +127,48 @@ def gap_of(constraint: str | None, X: Any, y: Any, s: Any) -> tuple[float, Any]:
         sensitive_features=s,
     )
     return float(frame.difference()), fitted
+
+
+def test_a_collapsed_fit_is_a_warning_where_the_rows_are_no_secret() -> None:
+    X, y, *_ = people()
+    y = pd.Series(np.where(np.arange(len(X)) % 9 == 0, "yes", "no"))  # nothing to learn
+    with pytest.warns(FpflWarning, match="predicts 'no' for everybody") as said:
+        fitted = FairPrivateClassifier(random_state=0, rounds=30, hidden=()).fit(X, y)
+    assert set(fitted.predict(X)) == {"no"}
+    assert said[0].filename == __file__
+    # With privacy what the model predicts for its own rows is a secret of theirs.
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        private = FairPrivateClassifier(
+            epsilon=2.0, rounds=3, hidden=(), feature_range=RANGE, random_state=0
+        ).fit(X, y)
+    assert private.privacy_ is not None
+    assert not any("predicts" in str(w.message) for w in caught)
+    assert not any("collapsed" in str(w.message) for w in caught)
+    # What can be learned is no warning, and a regression has no classes.
+    X, y, *_ = people()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FpflWarning)
+        FairPrivateClassifier(random_state=0).fit(X, y)
+        FairPrivateRegressor(random_state=0, rounds=3).fit(X, np.full(len(X), 0.5) + 0 * X["a"])
+
+
+@pytest.mark.parametrize("scoring", ["balanced_accuracy", "f1", "roc_auc", "average_precision"])
+def test_scikit_learns_scores_for_unbalanced_labels_work(scoring: str) -> None:
+    X, y, *_ = people()
+    codes = (y == "yes").astype(int)
+    estimator = FairPrivateClassifier(random_state=0, rounds=60)
+    scores = cross_val_score(estimator, X, codes, scoring=scoring, cv=3)
+    assert scores.min() > 0.7
+    fitted = estimator.fit(X, codes)
+    scorer = get_scorer(scoring)
+    told = {
+        "balanced_accuracy": lambda: balanced_accuracy_score(codes, fitted.predict(X)),
+        "f1": lambda: f1_score(codes, fitted.predict(X)),
+        "roc_auc": lambda: roc_auc_score(codes, fitted.decision_function(X)),
+        "average_precision": lambda: average_precision_score(codes, fitted.decision_function(X)),
+    }
+    assert scorer(fitted, X, codes) == pytest.approx(told[scoring]())
 
 
 def test_a_constraint_evens_out_what_fairlearn_measures() -> None:

@@ -69,7 +69,7 @@ GRIDS: dict[str, tuple[Any, Any]] = {
 }
 
 
-@pytest.mark.parametrize("scoring", [None, sure])
+@pytest.mark.parametrize("scoring", [None, "balanced_accuracy", sure])
 @pytest.mark.parametrize("case", GRIDS)
 @loose
 def test_figures_are_those_of_grid_search_cv(case: str, scoring: Any) -> None:

@@ -88,6 +88,52 @@ def test_who_cannot_be_told_apart() -> None:
     assert "chance may have put above α: learning_rate = 0.4" in str(doubtful)
 
 
+SAID = "the model predicts 'no' for everybody: accuracy 0.950 is that of always saying 'no'"
+
+
+def collapsed(*args: Any) -> Row:
+    return row(*args) | {"collapsed": SAID, "balanced_accuracy": 0.5, "unbalanced": True}
+
+
+def test_a_collapsed_model_is_not_chosen_while_another_is_within() -> None:
+    """It has the best accuracy and no gap; one seed of two is enough."""
+    rows = [collapsed(0, 0.1, 0, 0.95, 0.0), row(1, 0.2, 0, 0.80, 0.02), row(2, 0.3, 0, 0.99, 0.2)]
+    choice = fpfl.choose(rows)
+    assert (choice.met, choice.best.runs, choice.alike) == (True, (1,), ())
+    assert "Passed over, for a model of theirs has collapsed: learning_rate = 0.1." in str(choice)
+    assert [each.runs for each in choice.settings] == [(1,), (0,), (2,)]
+    assert "| collapsed | 0.1 | 1 |" in choice.markdown()
+    more = [*rows, row(3, 0.1, 1, 0.95, 0.0), row(4, 0.2, 1, 0.80, 0.02)]
+    assert fpfl.choose(more).best.runs == (1, 4)
+    assert fpfl.choose(more).settings[1].collapsed == 1
+
+
+def test_where_all_within_have_collapsed_it_is_said() -> None:
+    rows = [collapsed(0, 0.1, 0, 0.95, 0.0), row(1, 0.2, 0, 0.80, 0.30)]
+    choice = fpfl.choose(rows)
+    assert (choice.met, choice.best.runs) == (True, (0,))
+    assert "COLLAPSED: 1 of its 1 runs" in str(choice)
+    assert "settings without one are outside α" in str(choice)
+    assert "**chosen** (collapsed)" in choice.markdown()
+    both = fpfl.choose([rows[0], collapsed(1, 0.2, 0, 0.9, 0.0)])
+    assert "and so did all others" in str(both)
+    assert "apart. Do not use it" in str(fpfl.choose(rows[:1]))
+
+
+def test_where_none_is_within_a_collapsed_model_comes_after_the_others() -> None:
+    rows = [collapsed(0, 0.1, 0, 0.95, 0.10), row(1, 0.2, 0, 0.80, 0.30)]
+    choice = fpfl.choose(rows)
+    assert (choice.met, choice.best.runs) == (False, (1,))
+    assert "Passed over" in str(choice)
+
+
+def test_without_a_tolerance_a_collapsed_model_comes_last() -> None:
+    rows = [row(0, 0.1, 0, 0.80, None), row(1, 0.2, 0, 0.95, None) | {"collapsed": SAID}]
+    for each in rows:
+        del each["tolerance"]
+    assert fpfl.choose(rows).best.runs == (0,)
+
+
 def test_without_a_constraint_accuracy_decides() -> None:
     rows = [row(0, 0.1, 0, 0.80, None), row(1, 0.2, 0, 0.70, None)]
     choice = fpfl.choose(rows)

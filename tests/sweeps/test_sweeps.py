@@ -92,6 +92,24 @@ def test_the_table_has_what_differs_and_what_was_found() -> None:
     assert sweep.chosen() == fpfl.choose(table)
 
 
+def test_a_table_shows_what_accuracy_hides_where_classes_are_unbalanced() -> None:
+    assert "balanced accuracy" not in made().finish().table().markdown()
+    labels = (PEOPLE.features[:, 0] > 1.2).long()  # one in nine
+    rare = fpfl.FederatedDataset(
+        PEOPLE.features, labels, PEOPLE.attributes, PEOPLE.offsets, PEOPLE.schema
+    )
+    table = fpfl.sweep(model, rare, RUNS, **COMMON | {"learning_rate": 0.01}).finish().table()
+    for row in table:
+        assert row["unbalanced"]
+        assert row["base_rate"] < 0.25
+        assert row["balanced_accuracy_low"] <= row["balanced_accuracy"]
+        assert json.loads(json.dumps(row, allow_nan=False)) == row
+    text = table.markdown()
+    assert "| held-out accuracy | balanced accuracy | collapsed | gap |" in text
+    assert ("yes: the model" in text) == any(row["collapsed"] for row in table)
+    assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
+
+
 def test_nobody_held_out_is_among_those_trained_on() -> None:
     parts = populations(PEOPLE, 0.25)["data"]
     assert parts.held_out is not None

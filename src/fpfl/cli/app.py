@@ -105,13 +105,16 @@ def demo(
             f"{rates['sex=Female']:.3f}",
             f"{rates['sex=Male']:.3f}",
             f"{gap.value:.3f} [{gap.low:.3f}, {gap.high:.3f}]",
-            r.test.verdict,
+            r.test.verdict if r.test.collapsed is None else "collapsed",
             round_up(private.epsilon) if private and private.epsilon is not None else "none",
         )
     console = Console()
     console.print(table)
     for r in runs:
-        console.print(f"{r.name}: {r.what}", highlight=False)
+        balance = f"balanced accuracy {r.test.balanced_accuracy:.3f}, AUC {r.test.auc:.3f}"
+        console.print(f"{r.name}: {r.what}; {balance}", highlight=False)
+        if r.test.collapsed is not None:
+            console.print(f"  COLLAPSED: {r.test.collapsed}", highlight=False, soft_wrap=True)
     picture = draw_demo(runs, out / "fnr.png")
     save_demo(runs, out, about_this_run("fpfl demo", time.perf_counter() - start))
     # Said once where all that differs are small terms of δ, with the largest of them.

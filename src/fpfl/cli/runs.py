@@ -13,6 +13,11 @@ import typer
 from fpfl.cli.options import help_alone
 from fpfl.cli.train import resume, train
 
+RATES_ALONE = (
+    "These rates are all that was released. Balanced accuracy, F1, AUC and how often each class is "
+    "predicted are not known from them, nor whether the model says the same of nearly everybody."
+)
+
 
 def evaluate(
     run: Path,
@@ -82,6 +87,8 @@ def evaluate(
     print(released)
     for line in released.statement():
         print(line)
+    if people.schema.classes is not None:
+        print(RATES_ALONE)
 
 
 def audit(

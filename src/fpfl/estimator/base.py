@@ -48,7 +48,7 @@ from fpfl.training.defaults import (
     chosen_rate,
 )
 from fpfl.training.models import SHALLOW
-from fpfl.training.run import Run
+from fpfl.training.run import Run, evaluate_model
 from fpfl.training.spec import check_numbers, public_normaliser
 from fpfl.users import task
 
@@ -130,6 +130,21 @@ def notes_of(run: Run) -> tuple[str, ...]:
     return (*run.warnings, *([run.stopped] if run.stopped else []))
 
 
+def _collapsed(fitting: Fitting, run: Run) -> tuple[str, ...]:
+    """How the model has collapsed on the rows it was fitted to, where they are no secret.
+
+    With privacy they are: what a model predicts for them, counted without noise, would be a release
+    that no ε covers. Then nothing is said.
+    """
+    if run.privacy is not None or fitting.job.data.schema.classes is None:
+        return ()
+    said = evaluate_model(run.model, fitting.job.data, bootstrap=0).collapsed
+    advice = "other settings (learning_rate, rounds, feature_range), or look at the features"
+    return (
+        () if said is None else (f"collapsed on the rows it was fitted to: {said}. Try {advice}",)
+    )
+
+
 class FairPrivateBase(BaseEstimator):
     """What both estimators share: from arguments to one call of `fpfl.train`, and back."""
 
@@ -187,7 +202,7 @@ class FairPrivateBase(BaseEstimator):
             warnings.simplefilter("ignore", FpflWarning)
             run = self._train(fitting.job)
         if run.history:
-            for note in notes_of(run):
+            for note in (*notes_of(run), *_collapsed(fitting, run)):
                 warnings.warn(note, FpflWarning, stacklevel=3)
         return self._take(fitting, run)
 

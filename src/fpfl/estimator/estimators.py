@@ -109,6 +109,10 @@ class FairPrivateClassifier(ClassifierMixin, FairPrivateBase):
     rows, the labels that there are, the values of the sensitive features that there are, and
     whether some are missing. What runs before the estimator, such as a ``StandardScaler`` in a
     pipeline, is not covered by ε, and neither is a score on data that is not public.
+
+    Without privacy ``fit`` warns of a collapsed model (`fpfl.fairness.collapse_in_words`): one that
+    hardly tells the labels apart. With privacy the rows are a secret, and it says nothing; look at
+    public rows, e.g. with ``scoring="balanced_accuracy"``.
     """
 
     classes_: NDArray[Any]

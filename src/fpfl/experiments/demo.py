@@ -216,6 +216,9 @@ def save_demo(runs: list[DemoRun], folder: Path, about: dict[str, Any]) -> None:
             {
                 "algorithm": r.name,
                 "accuracy": r.test.accuracy,
+                "balanced_accuracy": r.test.balanced_accuracy,
+                "auc": r.test.auc,
+                "collapsed": r.test.collapsed,
                 "fnr": r.test.rates["FNR"],
                 "fnr_gap": gap.value,
                 "fnr_gap_interval": [gap.low, gap.high],
