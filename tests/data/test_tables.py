@@ -31,7 +31,7 @@ from fpfl.data import (
     read_table_schema,
     table_files,
 )
-from fpfl.data.drafting import draft_schema
+from fpfl.data.drafting import draft_schema, draft_text
 from fpfl.data.table_schema import declared_schema
 from fpfl.heldout import plan_heldout
 from fpfl.training.defaults import chosen_cohort, chosen_method
@@ -510,6 +510,98 @@ def test_a_draft_reads_what_it_was_drafted_from(tmp_path: Path) -> None:
     assert numbers.label == Label("age", range=(16, 96), missing="drop")
     with pytest.raises(ValueError, match="'note' has more than 50 different values"):
         draft_schema(path, label="hired", groups=["note"])
+
+
+def test_a_draft_leaves_ids_out_and_says_so(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    n = 300
+    columns = {
+        "row": rng.permutation(n) + 1000,
+        "caseId": rng.integers(0, 120, n),  # of whom some have two rows
+        "person_id": rng.integers(0, 90, n),
+        "clinic_id": rng.integers(0, 12, n),
+        "visits": rng.integers(0, 200, n),
+        "weight": rng.normal(70.0, 10.0, n),  # different in every row, and a measurement
+        "paid": rng.integers(0, 120, n),
+        "user_id": np.arange(n) // 2,
+        "y": rng.integers(0, 2, n),
+    }
+    path = tmp_path / "people.csv"
+    rows = zip(*columns.values(), strict=True)
+    path.write_text("\n".join([",".join(columns), *(",".join(map(str, r)) for r in rows)]) + "\n")
+    drafted, left_out = draft_schema(path, label="y", user="user_id")
+    # Of few values a column is one of codes, whatever it is called; "paid" only ends like "id".
+    assert [f.name for f in drafted.features] == ["clinic_id", "visits", "weight", "paid"]
+    assert set(left_out) == {"row", "caseId", "person_id"}
+    text = draft_text("people.csv", drafted, left_out)
+    assert "# 'row' is not used: it looks like an identifier, with a whole number of" in text
+    assert "# 'person_id' is not used: its name and its many values are those of" in text
+    assert drafted.user == "user_id"
+    alone, left_out = draft_schema(path, label="y")
+    assert "user_id" in left_out
+    assert alone.user is None
+    # A label or a group is what it was named to be.
+    numbers, _ = draft_schema(path, label="row", user="user_id")
+    assert numbers.label.range == (1000, 1299)
+
+
+MERGED = """
+source = "declared"
+[label]
+column = "readmitted"
+classes = ["no", "yes"]
+positive = "yes"
+[label.merged]
+no = ["NO", ">30"]
+yes = ["<30"]
+[features]
+age = [0, 120]
+"""
+
+
+def test_classes_of_a_label_are_merged(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text(MERGED)
+    schema = read_table_schema(tmp_path / "a.toml")
+    assert schema.label.merged == (("no", ("NO", ">30")), ("yes", ("<30",)))
+    assert schema.label.cells == (("NO", ">30"), ("<30",))
+    (tmp_path / "b.toml").write_text(schema.toml())
+    assert read_table_schema(tmp_path / "b.toml") == schema
+    assert schema.schema().class_names == ("no", "yes")
+    table = tmp_path / "a.csv"
+    table.write_text("age,readmitted\n30,NO\n40,>30\n50,<30\n60,NO\n")
+    assert read_table(table, schema).labels.tolist() == [0, 0, 1, 0]
+    table.write_text("age,readmitted\n30,NO\n40,yes\n")
+    with pytest.raises(ValueError, match="one of the declared values 'NO', '>30', '<30'"):
+        read_table(table, schema)
+    # Numbers, and a class that stands for itself.
+    (tmp_path / "a.toml").write_text(
+        MERGED.replace('["no", "yes"]', "[0, 5]")
+        .replace('positive = "yes"', "positive = 5")
+        .replace('no = ["NO", ">30"]', "")
+        .replace('yes = ["<30"]', "5 = [5, 6, 7]")
+    )
+    schema = read_table_schema(tmp_path / "a.toml")
+    (tmp_path / "b.toml").write_text(schema.toml())
+    assert read_table_schema(tmp_path / "b.toml") == schema
+    table.write_text("age,readmitted\n30,0\n40,7\n50,5.0\n")
+    assert read_table(table, schema).labels.tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('yes = ["<30"]', 'maybe = ["<30"]', r"label.merged names \['maybe'\]"),
+        ('yes = ["<30"]', 'yes = ["NO"]', "each once"),
+        ('yes = ["<30"]', "yes = []", "a class without cells"),
+        ('yes = ["<30"]', 'yes = "<30"', "expected a list"),
+        ('classes = ["no", "yes"]\npositive = "yes"', "range = [0, 1]", "has a range"),
+    ],
+)
+def test_wrong_merging_is_refused(tmp_path: Path, old: str, new: str, words: str) -> None:
+    assert old in MERGED
+    (tmp_path / "a.toml").write_text(MERGED.replace(old, new))
+    with pytest.raises(ValueError, match=words):
+        read_table_schema(tmp_path / "a.toml")
 
 
 def test_a_draft_trains_without_privacy_and_is_refused_with_it(fpfl_command, tmp_path) -> None:

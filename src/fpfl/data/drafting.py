@@ -7,6 +7,7 @@ with privacy refuses it until somebody has checked it against public knowledge a
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,15 @@ MOST_CODES = 10
 MOST_EXACT = 2**53
 """Whole numbers below are their own as floats."""
 
+NEARLY = 0.95
+"""A column of whole numbers that differ in so many of the rows is left out: it numbers them."""
+
+_LOOKED = 100_000
+"""Cells of a column in which values are told apart."""
+
+_IDS = re.compile(r"(?i:(^|[\W_])(id|ids|uuid|guid))$|[a-z0-9](Id|ID)$")
+"""How columns that say who somebody is are called: id, user_id, userId, "Patient ID"."""
+
 _NOTE = """\
 # A draft of what is public about {name}, made by looking at it. Check every line:
 # ranges, values and numbers of users must follow from what anybody may know (a questionnaire,
@@ -50,6 +60,8 @@ class _Seen:
     high: float = -math.inf
     absent: bool = False
     values: dict[str, None] = field(default_factory=dict)
+    distinct: set[str] = field(default_factory=set)
+    told: int = 0
 
     def add(self, cells: list[str], absent: set[str]) -> None:
         for cell in cells:
@@ -61,6 +73,9 @@ class _Seen:
                 self.values.setdefault(cell)
             if self.numbers:
                 self._number(cell)
+            if self.numbers and self.whole and self.told < _LOOKED:
+                self.told += 1
+                self.distinct.add(cell)
 
     def _number(self, cell: str) -> None:
         value = cell_number(cell)
@@ -69,6 +84,16 @@ class _Seen:
             return
         self.whole = self.whole and value == int(value)
         self.low, self.high = min(self.low, value), max(self.high, value)
+
+    @property
+    def numbered(self) -> bool:
+        """Whether nearly every row has a whole number of its own: it is no feature, but a name.
+
+        Amounts can be as different in small tables; a person who checks the draft puts them back.
+        Numbers with fractions are measurements, however different.
+        """
+        own = len(self.distinct) >= NEARLY * self.told
+        return self.numbers and self.whole and len(self.values) > MOST_VALUES and own
 
     @property
     def ranged(self) -> bool:
@@ -163,6 +188,13 @@ def _features(
         column = seen[name]
         if len(column.values) < 2:
             left_out[name] = "it has one value or none"
+        elif _IDS.search(name.strip()) and len(column.values) > MOST_VALUES:
+            left_out[name] = "its name and its many values are those of an identifier"
+        elif column.numbered:
+            left_out[name] = (
+                "it looks like an identifier, with a whole number of its own in nearly every row; "
+                "if it is a measurement, declare its public range"
+            )
         elif column.ranged:
             found.append(NumberColumn(name, (column.low, column.high), column.absent))
         elif len(column.values) <= MOST_VALUES:

@@ -66,6 +66,8 @@ class Label:
         What is done with a row that lacks it: an error, or it is left out. Its user stays one.
     outside
         For a regression: whether a label outside the range is an error, or moved to its end.
+    merged
+        The cells that mean a class, for classes that stand for others than themselves.
     """
 
     column: str
@@ -73,6 +75,13 @@ class Label:
     range: tuple[float, float] | None = None
     missing: Missing = "refuse"
     outside: Outside = "refuse"
+    merged: tuple[tuple[Scalar, tuple[Scalar, ...]], ...] = ()
+
+    @property
+    def cells(self) -> tuple[tuple[Scalar, ...], ...]:
+        """What the table has for each class: its own name, or what is merged into it."""
+        merged = dict(self.merged)
+        return tuple(merged.get(each, (each,)) for each in self.classes or ())
 
     def __post_init__(self) -> None:
         if (self.classes is None) == (self.range is None):
@@ -82,14 +91,32 @@ class Label:
             )
         if self.classes is not None:
             _check_values(f"the label {self.column!r}", self.classes)
+            self._check_merged(self.classes)
         elif self.range is not None:
             _check_range(f"the label {self.column!r}", self.range)
+            if self.merged:
+                raise ValueError(
+                    f"the label {self.column!r} has a range, and label.merged is about classes; "
+                    "give one of the two"
+                )
         for name, given, known in (
             ("missing", self.missing, get_args(Missing)),
             ("outside", self.outside, get_args(Outside)),
         ):
             if given not in known:
                 raise ValueError(f"label.{name} is {given!r}; expected {' or '.join(known)}")
+
+    def _check_merged(self, classes: tuple[Scalar, ...]) -> None:
+        strange = [name for name, _ in self.merged if name not in classes]
+        if strange:
+            raise ValueError(
+                f"label.merged names {strange}, and the classes are {list(classes)}; give lists of "
+                "cells for these"
+            )
+        where = f"the label {self.column!r} with label.merged"
+        if not all(self.cells):
+            raise ValueError(f"{where} has a class without cells; name one, or leave it out there")
+        _check_values(where, tuple(cell for cells in self.cells for cell in cells))
 
 
 @dataclass(frozen=True)
@@ -252,6 +279,9 @@ class TableSchema:
         for name, value in (("missing", self.label.missing), ("outside", self.label.outside)):
             if value != "refuse":
                 lines.append(f'{name} = "{value}"')
+        if self.label.merged:
+            lines += ["", f"[{dot}label.merged]"]
+            lines += [f"{toml_key(_text(n))} = {toml_list(c)}" for n, c in self.label.merged]
         if self.attributes:
             lines += ["", f"[{dot}attributes]"]
         for a in self.attributes:
@@ -338,7 +368,8 @@ def declared_schema(content: Mapping[str, Any]) -> TableSchema:
 
 
 def _label(given: Mapping[str, Any]) -> Label:
-    _known(given, "[label]", {"column", "classes", "positive", "range", "missing", "outside"})
+    known = {"column", "classes", "positive", "range", "missing", "outside", "merged"}
+    _known(given, "[label]", known)
     column = given.get("column")
     if not isinstance(column, str):
         raise ValueError(f"label.column is {column!r}; expected the name of the label's column")
@@ -357,6 +388,18 @@ def _label(given: Mapping[str, Any]) -> Label:
         _range(given["range"], "label.range") if "range" in given else None,
         given.get("missing", "refuse"),
         given.get("outside", "refuse"),
+        _merged(given, classes or ()),
+    )
+
+
+def _merged(
+    given: Mapping[str, Any], classes: tuple[Scalar, ...]
+) -> tuple[tuple[Scalar, tuple[Scalar, ...]], ...]:
+    """Which cells mean a class; keys of TOML are texts, whatever the class is."""
+    named = {_text(each): each for each in classes}
+    return tuple(
+        (named.get(name, name), _scalars(cells, f"label.merged.{name}"))
+        for name, cells in _section(given, "merged").items()
     )
 
 

@@ -109,7 +109,10 @@ class _Encoder:
         self.anonymous = 0
         self.broken = np.zeros(0, dtype=bool)
         classes = schema.label.classes
-        self.classes = None if classes is None else _Codes(classes)
+        cells = schema.label.cells
+        self.classes = None if classes is None else _Codes(tuple(c for each in cells for c in each))
+        # A cell's class, by its place among the cells of all classes.
+        self.class_of = np.repeat(np.arange(len(cells)), [len(each) for each in cells])
         self.attributes = {a.name: _Codes(a.values) for a in schema.attributes}
         self.categories = {
             f.name: _Codes(f.values) for f in schema.features if isinstance(f, CategoryColumn)
@@ -172,9 +175,11 @@ class _Encoder:
         labels: NDArray[Any]
         if self.classes is not None:
             labels = self._codes(rows, label.column, self.classes)
-            expected = _listed(label.classes or ())
+            expected = _listed(tuple(cell for each in label.cells for cell in each))
             self._refuse(rows, label.column, labels == STRANGE, expected)
             kept = labels != UNKNOWN
+            known = labels >= 0
+            labels[known] = self.class_of[labels[known]]
         else:
             assert label.range is not None  # the schema checked it
             low, high = label.range
