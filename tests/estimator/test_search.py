@@ -177,13 +177,14 @@ def test_gaps_are_those_of_held_out_rows() -> None:
     assert np.array_equal(found["within_tolerance"], found["mean_test_gap"] <= [0.02, 0.3])
 
 
-def results(scores: Any, gaps: Any, tolerance: Any) -> Any:
+def results(scores: Any, gaps: Any, tolerance: Any, collapsed: Any = ()) -> Any:
     gaps = np.array(gaps, dtype=float)
     return {
         "params": [{"n": n} for n in range(len(gaps))],
         "mean_test_score": np.array(scores, dtype=float),
         "mean_test_gap": gaps,
         "within_tolerance": gaps <= tolerance,
+        "collapsed_splits": np.isin(np.arange(len(gaps)), collapsed).astype(int),
     }
 
 
@@ -204,6 +205,44 @@ def test_the_choice(scores: Any, gaps: Any, index: int, odd: bool) -> None:
     search = FairGridSearchCV(FairPrivateClassifier(), {})
     found, said = search._chosen(results(scores, gaps, 0.1))
     assert (found, said is not None) == (index, odd)
+
+
+@pytest.mark.parametrize(
+    ("scores", "gaps", "collapsed", "index", "words"),
+    [
+        ([0.9, 0.8, 0.7], [0.0, 0.1, 0.1], [0], 1, "'n': 0} was passed over"),
+        ([0.9, 0.8, 0.7], [0.0, 0.1, 0.1], [1], 0, None),
+        ([0.9, 0.8, 0.7], [0.0, 0.3, 0.3], [0], 0, "is chosen, but a model of it has collapsed"),
+        ([0.9, 0.8, 0.7], [0.2, 0.4, 0.3], [0], 2, "'n': 0} was passed over"),
+        ([0.9, 0.8, 0.7], [NAN, NAN, NAN], [0], 1, "'n': 0} was passed over"),
+        ([0.9, 0.8, 0.7], [NAN, NAN, NAN], [0, 1, 2], 0, "as has one of each other"),
+    ],
+)
+def test_a_collapsed_candidate_is_passed_over(
+    scores: Any, gaps: Any, collapsed: list[int], index: int, words: str | None
+) -> None:
+    search = FairGridSearchCV(FairPrivateClassifier(), {})
+    found, said = search._chosen(results(scores, gaps, 0.1, collapsed))
+    assert found == index
+    assert (said is None) if words is None else (words in str(said))
+
+
+def test_a_search_counts_in_which_folds_a_model_has_collapsed() -> None:
+    X, y, s, _ = people()
+    estimator = FairPrivateClassifier(constraint="fnr_parity", random_state=0, rounds=60)
+    # A learning rate of nearly 0 leaves the model as it was made.
+    search = FairGridSearchCV(estimator, {"learning_rate": [1e-9, 0.5]}, cv=2, tolerance=0.9)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        search.fit(X, np.where(y == "yes", 1, 0), sensitive_features=s["sex"])
+    one, other = search.cv_results_["collapsed_splits"]
+    assert (one > 0, other, search.best_index_) == (one > 0, 0, 1)
+    constant = np.where(np.arange(len(X)) % 12 == 0, "yes", "no")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        search.set_params(param_grid={}).fit(X, constant, sensitive_features=s["sex"])
+    assert search.cv_results_["collapsed_splits"].tolist() == [2]
+    assert any("has collapsed on held-out rows" in str(w.message) for w in caught)
 
 
 def test_a_function_may_choose() -> None:

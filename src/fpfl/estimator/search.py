@@ -58,6 +58,16 @@ Place = tuple[int, int]
 """Which candidate, and which fold."""
 
 
+PASSED_OVER = (
+    "{usual} was passed over, for a model of it has collapsed on held-out rows: it hardly tells "
+    "labels apart"
+)
+COLLAPSED = (
+    "{usual} is chosen, but a model of it has collapsed on held-out rows (it hardly tells labels "
+    "apart), as has one of each other candidate that could be chosen. Try other settings"
+)
+
+
 @dataclass(frozen=True)
 class Charge:
     """What one fit takes of a ledger: its rounds, each of a mechanism."""
@@ -88,6 +98,7 @@ class Table:
         self.candidates, self.error_score = candidates, error_score
         self.scores = np.full((len(candidates), splits), np.nan)
         self.gaps = np.full_like(self.scores, np.nan)
+        self.collapsed = np.zeros(self.scores.shape, dtype=bool)
         self.tolerances = np.full(len(candidates), np.nan)
         self.failures: list[Exception] = []
         self._notes: dict[str, list[str]] = {}
@@ -135,6 +146,7 @@ class Table:
         means = np.nan_to_num(results["mean_test_score"], nan=-np.inf)
         better = means[None, :] > means[:, None]
         results["rank_test_score"] = (1 + better.sum(axis=1)).astype(np.int32)
+        results["collapsed_splits"] = self.collapsed.sum(axis=1)
         # Not a number is never within.
         most = self.tolerances if tolerance is None else tolerance
         results["within_tolerance"] = results["mean_test_gap"] <= most
@@ -199,11 +211,13 @@ class FairGridSearchCV(MetaEstimatorMixin, BaseEstimator):
         As ``GridSearchCV`` has it: ``params``, ``param_NAME``, ``split0_test_score`` and so on,
         ``mean_test_score``, ``std_test_score``, ``rank_test_score``. The same of
         the held-out gap (``split0_test_gap``, ``mean_test_gap``, ``std_test_gap``), and
-        ``within_tolerance``.
+        ``within_tolerance``. ``collapsed_splits``: in how many folds the model has collapsed
+        (`fpfl.fairness.collapse_in_words`) on the held-out rows.
     best_index_, best_params_, best_score_
         Of the candidate with the best mean score among those whose mean gap is within the
         tolerance. Where none is, it is the one with the smallest gap, and a warning says so.
-        Candidates without a constraint have no gap; they are chosen only if all are.
+        Candidates without a constraint have no gap; they are chosen only if all are. One of which
+        a model has collapsed is passed over while another is left, with a warning.
     best_estimator_
         Fitted to all rows with ``best_params_``, where ``refit`` is not False.
     n_splits_, scorer_
@@ -294,7 +308,8 @@ class FairGridSearchCV(MetaEstimatorMixin, BaseEstimator):
             table.noted(notes_of(run))
             held, labels, groups_of, _ = (_rows(each, splits[place[1]][1]) for each in given)
             table.scores[place] = self.scorer_(estimator, held, labels)
-            table.gaps[place] = _gap(estimator, held, labels, groups_of)
+            judged = _judged(estimator, held, labels, groups_of)
+            table.gaps[place], table.collapsed[place] = judged
         self.sweep_time_ = time.perf_counter() - start
         table.check()
         for category, note in table.said():
@@ -415,12 +430,24 @@ class FairGridSearchCV(MetaEstimatorMixin, BaseEstimator):
             return int(index), None
         score = np.nan_to_num(results["mean_test_score"], nan=-np.inf)
         gap, within = results["mean_test_gap"], results["within_tolerance"]
+        collapsed = results["collapsed_splits"] > 0
+
+        def first(allowed: NDArray[np.bool_], merit: NDArray[np.float64]) -> tuple[int, str | None]:
+            """The best of those allowed; one that has collapsed only where all of them have."""
+            own = allowed & ~collapsed
+            usual = int(np.where(allowed, merit, -np.inf).argmax())
+            if not own.any():
+                return usual, COLLAPSED.format(usual=results["params"][usual])
+            best = int(np.where(own, merit, -np.inf).argmax())
+            passed = PASSED_OVER.format(usual=results["params"][usual])
+            return best, passed if collapsed[usual] else None
+
         if np.isnan(gap).all():
-            return int(score.argmax()), None
+            return first(np.ones(count, dtype=bool), score)
         if within.any():
-            return int(np.where(within, score, -np.inf).argmax()), None
-        best = int(np.nanargmin(gap))
-        return best, (
+            return first(within, score)
+        best, odd = first(~np.isnan(gap), -np.nan_to_num(gap))
+        return best, ("" if odd is None else f"{odd}. And ") + (
             "no candidate's mean gap on held-out rows is within the tolerance; the smallest is "
             f"{gap[best]:.4f}, of {results['params'][best]}, which is chosen. Try smaller "
             "tolerances, other settings, or more rounds"
@@ -550,23 +577,35 @@ def _trained(fittings: Sequence[Fitting], *, show: bool) -> Iterator[tuple[int, 
             yield found
 
 
-def _gap(estimator: FairPrivateBase, X: Any, y: Any, sensitive_features: Any) -> float:
-    """The gap of the estimator's constraint on rows; not a number where it has none."""
+def _judged(
+    estimator: FairPrivateBase, X: Any, y: Any, sensitive_features: Any
+) -> tuple[float, bool]:
+    """The gap of the estimator's constraint on rows, and whether its model has collapsed on them.
+
+    The gap is not a number without a constraint; where a label is of no known class, nothing is
+    known.
+    """
     constraint, schema = estimator.run_.constraint, estimator.schema_
     labels = estimator._codes(y)
-    if constraint is None or labels is None:
-        return float("nan")
+    if labels is None:
+        return float("nan"), False
+    labels = labels.reshape(-1)  # a column is taken, too, with scikit-learn's warning
+    declared = () if constraint is None else schema.attributes
+    codes = np.zeros((len(labels), 0), dtype=np.int64)
+    if constraint is not None:
+        codes = codes_among(declared, sensitive_features, len(labels))
     found = evaluate_predictions(
         task.predictions(estimator._outputs(X), schema),
         torch.from_numpy(labels),
-        torch.from_numpy(codes_among(schema.attributes, sensitive_features, len(labels))),
-        schema.attributes,
+        torch.from_numpy(codes),
+        declared,
         classes=schema.classes,
         label_range=schema.label_range,
         constraint=constraint,
         bootstrap=0,
     )
-    return float(found.gaps["constraint"].value)
+    gap = float("nan") if constraint is None else float(found.gaps["constraint"].value)
+    return gap, found.collapsed is not None
 
 
 def _settings(candidates: Sequence[dict[str, Any]]) -> dict[str, np.ma.MaskedArray[Any, Any]]:
