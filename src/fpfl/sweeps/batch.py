@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fpfl.aggregation.sums import ThirdParty
 from fpfl.data.federated import FederatedDataset
 from fpfl.numerics.randomness import RoundStreams
 from fpfl.runs.resume import statement
@@ -106,6 +107,9 @@ def trained(
             alone.append(number)
             continue
         made = prepare(job.model, _beside(job, moved), **settings)
+        if not tried_before_a_run(made.spec.flat.vector().device, made.third_party):
+            alone.append(number)
+            continue
         group = groups.setdefault((_shape(made), budget), _Group(memory=budget))
         group.numbers.append(number)
         group.trainings.append(made)
@@ -131,6 +135,16 @@ def _can_be_grouped(job: Job) -> bool:
     # Processes that share the work of one run have cohorts of their own to agree on, and lazy
     # data is read for one run.
     return Ranks.current().size == 1 and not getattr(job.data, "lazy", True)
+
+
+def tried_before_a_run(device: torch.device, third_party: ThirdParty) -> bool:
+    """Whether all kernels of a group are those that are tried before a private run begins.
+
+    On a GPU the products of several runs are another kernel (`fpfl.users.steady`), which nothing
+    has tried: where the noise is real, so is what it has to hide.
+    """
+    real = third_party.plan is not None and not third_party.source.seeded
+    return device.type == "cpu" or not real
 
 
 def _beside(job: Job, moved: dict[Any, FederatedDataset]) -> FederatedDataset:
