@@ -272,6 +272,33 @@ def job(run: int, data: fpfl.FederatedDataset, **more) -> Job:
     return Job(made("perceptron", run), data, given_ | more)
 
 
+@pytest.mark.parametrize("model", ["linear", "perceptron", "norm", "dropout"])
+@pytest.mark.parametrize("method", [None, "one-gradient"])
+def test_whole_runs_are_those_alone_to_the_last_bit(monkeypatch, model, method) -> None:
+    """With methods whose step is made of operations number by number, on a CPU."""
+    never_alone(monkeypatch)
+    data = people()
+    jobs = []
+    for run in range(3):
+        more: dict = {
+            "learning_rate": 0.05 + 0.1 * run,
+            "privacy": fpfl.Privacy(noise_multiplier=0.4 + 0.1 * run, clip=1.0 + run),
+            "rounds": 40,
+        }
+        more |= {"constraint": None, "method": None}
+        if method is not None:
+            more["method"] = fpfl.OneGradient(damping=1.0 + run, decay=0.9 + 0.03 * run)
+            more["constraint"] = fpfl.fnr_parity("sex")
+        jobs.append(replace(job(run, data, **more), model=made(model, run)))
+    found = together(jobs)
+    monkeypatch.undo()
+    for one, run in zip(jobs, found, strict=True):
+        single = alone(one)
+        assert run.history == single.history
+        for mine, theirs in zip(run.model.parameters(), single.model.parameters(), strict=True):
+            assert torch.equal(mine, theirs)
+
+
 def test_different_populations_and_numbers_of_users_are_one_group(monkeypatch) -> None:
     never_alone(monkeypatch)
     jobs = [job(run, people(run, users=40 + 7 * run)) for run in range(3)]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fpfl.aggregation.sums import ThirdParty
 from fpfl.data.federated import FederatedDataset
@@ -291,10 +291,9 @@ def _sampled(made: Prepared, first: int) -> Sampled:
     return Sampled(sampling, *streams, same, first, participation, random)
 
 
-def _rates(group: _Group) -> Tensor | None:
+def _rates(group: _Group) -> list[float] | None:
     """Each run's η, where all take plain steps."""
     specs = [each.spec for each in group.trainings]
     if any(spec.optimizer is not None for spec in specs):
         return None
-    w = specs[0].flat.vector()
-    return torch.tensor([spec.learning_rate for spec in specs], dtype=w.dtype, device=w.device)
+    return [spec.learning_rate for spec in specs]

@@ -79,11 +79,14 @@ class Servers:
     settings
         Their settings, which differ in numbers alone (`shape`).
     learning_rates
-        η of plain SGD for every run, (R,); None where they have optimisers of their own.
+        η of plain SGD for every run; None where they have optimisers of their own.
     """
 
     def __init__(
-        self, w: Tensor, settings: Sequence[ServerSettings], learning_rates: Tensor | None
+        self,
+        w: Tensor,
+        settings: Sequence[ServerSettings],
+        learning_rates: Sequence[float] | None,
     ) -> None:
         self.settings, self.first, self.rounds = list(settings), 1, settings[0].rounds
         self.diverged: str | None = None
@@ -133,8 +136,8 @@ class Servers:
         """
         before = self.w
         state, direction, found, counts = self._step(self._state, v, self._numbers)
-        if self._rates is not None:
-            self._w.sub_(self._rates.unsqueeze(1) * direction)
+        for own, slope, rate in zip(self._w, direction, self._rates or (), strict=False):
+            own.add_(slope, alpha=-rate)  # as `torch.optim.SGD` does, to the last bit
         for (parameter, optimizer), own in zip(self._optimizers, direction, strict=False):
             parameter.grad = own
             optimizer.step()
