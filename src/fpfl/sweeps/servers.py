@@ -146,8 +146,8 @@ class Servers:
         self._alive = self._alive & finite
         self._w.copy_(torch.where(self._alive.unsqueeze(1), self._w, before))
         self._state = {
-            name: torch.where(_like(self._alive, value), value, self._state[name])
-            for name, value in state.items()
+            name: torch.where(_like(self._alive, old), state[name].to(old.dtype), old)
+            for name, old in self._state.items()
         }
         self._found.append(found)
         self._observe(t, before, counts)
@@ -301,10 +301,12 @@ def _differing(
         for name, value in vars(first.method).items():
             if _is_number(value):
                 values[f"method.{name}"] = [getattr(each.method, name) for each in settings]
-    # Not of the model's type where that is coarser: a tolerance is what it is.
-    kind = like.dtype
+    # A method's own in double precision, as Python's numbers are: what is computed with them before
+    # they meet a tensor is rounded once, as it is in a single run.
     return first, {
-        name: torch.tensor(each, dtype=kind, device=like.device)
+        name: torch.tensor(
+            each, dtype=like.dtype if name in NUMBERS else torch.float64, device=like.device
+        )
         for name, each in values.items()
         if len(set(each)) > 1
     }
