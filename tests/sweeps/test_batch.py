@@ -283,6 +283,29 @@ def test_different_populations_and_numbers_of_users_are_one_group(monkeypatch) -
     assert len(sigmas) == 3  # each with its own K
 
 
+def test_populations_of_one_size_have_cohorts_of_their_own_people(monkeypatch) -> None:
+    """With the same seed, too: the same places are drawn, of other people."""
+    never_alone(monkeypatch)
+    jobs = [job(run, people(run), seed=3) for run in range(2)]
+    found = together(jobs)
+    monkeypatch.undo()
+    for one, run in zip(jobs, found, strict=True):
+        alike(run, alone(one))
+
+
+@pytest.mark.parametrize("users", [40, 55])
+def test_what_is_random_on_devices_goes_by_users_own_numbers(users, monkeypatch) -> None:
+    """Not by their places among the users of all populations."""
+    never_alone(monkeypatch)
+    own = [people(0), people(1, users=users)]
+    settings = dict(job(0, own[0], samples_per_user=2).settings)
+    jobs = [Job(made("dropout", run), own[run], settings | {"seed": 3}) for run in range(2)]
+    found = together(jobs)
+    monkeypatch.undo()
+    for one, run in zip(jobs, found, strict=True):
+        alike(run, alone(one))
+
+
 def test_all_of_a_method_may_differ(monkeypatch) -> None:
     never_alone(monkeypatch)
     data = people()
@@ -310,10 +333,12 @@ def test_local_steps_of_several_runs(monkeypatch) -> None:
         alike(run, alone(one))
 
 
-def test_a_run_that_diverges_leaves_the_others_alone(monkeypatch) -> None:
+@pytest.mark.parametrize("rule", ["best", "last", "average"])
+def test_a_run_that_diverges_leaves_the_others_alone(rule, monkeypatch) -> None:
+    """And keeps its last good model."""
     never_alone(monkeypatch)
     data = people()
-    plain = {"privacy": None, "noise_seed": None, "method": fpfl.MMDM(), "selection": "best"}
+    plain = {"privacy": None, "noise_seed": None, "method": fpfl.MMDM(), "selection": rule}
     rates = [0.1, 1e30, 0.2, 3e37]
     jobs = [job(run, data, learning_rate=rate, **plain) for run, rate in enumerate(rates)]
     found = together(jobs)
@@ -324,6 +349,66 @@ def test_a_run_that_diverges_leaves_the_others_alone(monkeypatch) -> None:
         alike(run, single)
         ended.append(run.stopped is not None)
     assert ended == [False, True, False, True]
+
+
+@pytest.mark.parametrize("rule", ["best", "average"])
+@pytest.mark.parametrize("window", [1, 3])
+def test_what_a_diverged_run_had_chosen_stays(rule, window, monkeypatch) -> None:
+    """Where it diverges when there is something to choose from."""
+
+    class Late(torch.optim.SGD):
+        def step(self, closure=None) -> None:
+            self.rounds = getattr(self, "rounds", 0) + 1
+            if self.rounds == 7:
+                self.param_groups[0]["lr"] = math.inf
+            super().step()
+
+    never_alone(monkeypatch)
+    plain = {"privacy": None, "noise_seed": None, "method": fpfl.MMDM(), "selection": rule}
+    plain["selection_window"] = window if rule == "best" else 1
+    kinds, data = [Late, torch.optim.SGD, Late, Late], people()
+    jobs = [
+        job(run, data, optimizer=lambda w, kind=kind: kind(w, lr=0.2), **plain)
+        for run, kind in enumerate(kinds)
+    ]
+    found = together(jobs)
+    monkeypatch.undo()
+    for one, run in zip(jobs, found, strict=True):
+        alike(run, alone(one))
+    assert [len(run.history) for run in found] == [6, 8, 6, 6]
+
+
+APART = {
+    "limit": [{"samples_per_user": 1}, {"samples_per_user": None}],
+    "cohort": [{"cohort": 10}, {"cohort": 20}],
+    "precision": [{"precision": "bf16"}, {"precision": "float32"}],
+    "window": [{"selection": "best", "selection_window": each} for each in (1, 4)],
+    "surrogate": [{"method": fpfl.OneGradient(surrogate=each)} for each in ("loss", "rate")],
+    "constraint": [{"constraint": each("sex")} for each in (fpfl.fnr_parity, fpfl.accuracy_parity)],
+    "groups": [{"constraint": fpfl.fnr_parity(each)} for each in ("sex", "race")],
+    "blocks": [
+        {"privacy": fpfl.Privacy(noise_multiplier=0.5, clip=fpfl.Clipping(0.3, **more))}
+        for more in ({}, {"counts": 2.0})
+    ],
+    "steps": [
+        {
+            "local": fpfl.FederatedAveraging(steps, 0.3),
+            "constraint": None, "method": None, "privacy": None, "noise_seed": None,
+        }
+        for steps in (1, 4)
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", APART)
+def test_what_all_runs_of_a_group_share_is_the_same_in_them(kind) -> None:
+    data = people(mean=6.0)
+    jobs = [job(0, data, **each) for each in APART[kind]]
+    for one, run in zip(jobs, together(jobs), strict=True):
+        single = alone(one)
+        assert run.warnings == single.warnings
+        for name, value in run.model.state_dict().items():
+            assert torch.equal(value, single.model.state_dict()[name])
 
 
 def test_a_bad_sample_is_its_users_alone() -> None:
