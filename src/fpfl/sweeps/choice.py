@@ -4,9 +4,6 @@ Runs that differ in their seeds alone are one setting. Its accuracy and its gap 
 its runs. Among the settings whose mean gap is at most α the one with the best accuracy is chosen;
 if there is none, the one with the smallest gap, and the choice says so.
 
-A setting with a run whose model has collapsed (`fpfl.fairness.collapse`) comes after all that are
-on the same side of the tolerance: its gap is closed for nothing, and its accuracy may be high.
-
 An interval around a mean v of S runs is made of two parts, each at the same confidence:
 
     users    the bootstrap intervals [l_s, h_s] of the single runs, over held-out users. All runs of
@@ -44,8 +41,7 @@ LOOKED = (
 FIGURES = (
     "run", "seed", "noise_seed", "accuracy", "accuracy_low", "accuracy_high",
     "error", "error_low", "error_high", "gap", "gap_low", "gap_high", "verdict", "tolerance",
-    "confidence", "balanced_accuracy", "balanced_accuracy_low", "balanced_accuracy_high",
-    "base_rate", "unbalanced", "collapsed",
+    "confidence",
     "released_accuracy", "released_gap", "epsilon", "delta", "rounds_run",
     "selected", "stopped", "simulated",
 )  # fmt: skip
@@ -86,8 +82,6 @@ class Averaged:
         Whether the mean gap is at most the tolerance; None without a gap or a tolerance.
     sure
         Whether the whole interval of the gap lies on that side of the tolerance.
-    collapsed
-        How many of its runs ended with a collapsed model.
     """
 
     settings: dict[str, Any]
@@ -96,7 +90,6 @@ class Averaged:
     gap: Estimate | None
     within: bool | None
     sure: bool
-    collapsed: int = 0
 
     @property
     def name(self) -> str:
@@ -158,7 +151,6 @@ class Choice:
                 f"No setting has a held-out gap within α = {alpha:g}: this one has the smallest."
             )
         lines.append(f"Chosen of {len(self.settings)}: {best.name} ({said}).")
-        lines += self._collapsed()
         if self.met and not best.sure:
             lines.append(
                 f"Its gap is within α = {alpha:g}, but the interval reaches above it: more "
@@ -180,25 +172,6 @@ class Choice:
         lines.append(LOOKED)
         return lines
 
-    def _collapsed(self) -> list[str]:
-        """Which settings ended with a collapsed model: the chosen one, or others for that."""
-        best = self.best
-        if best.collapsed:
-            others = [e for e in self.settings if not e.collapsed]
-            what = "all others have one, too" if not others else "those that have none are outside α"
-            return [
-                f"COLLAPSED: {best.collapsed} of its {len(best.runs)} runs ended with a model that "
-                f"hardly tells classes apart, and {what}. Do not use it: try another clip bound, "
-                "learning rate or number of rounds."
-            ]
-        passed = [e for e in self.settings if e.collapsed and e.within == best.within]
-        if not passed:
-            return []
-        names = "; ".join(each.name for each in passed[:_NAMED])
-        more = len(passed) - _NAMED
-        names += f"; and {more} more" if more > 0 else ""
-        return [f"Passed over, for a model of theirs has collapsed: {names}."]
-
     def markdown(self) -> str:
         """All settings as a table, the best first."""
         names = list(self.best.settings)
@@ -207,8 +180,6 @@ class Choice:
         for each in self.settings:
             within = {None: "-", True: "yes", False: "no"}[each.within]
             mark = "**chosen**" if each is self.best else ("alike" if each in self.alike else "")
-            if each.collapsed:
-                mark = f"{mark} (collapsed)" if mark else "collapsed"
             cells = [
                 mark,
                 *(shown(each.settings.get(name)) for name in names),
@@ -248,8 +219,6 @@ def choose(
     over: Sequence[str] = OVER,
 ) -> Choice:
     """Choose a setting by held-out users: the best accuracy among those within the tolerance.
-
-    One whose model has collapsed is not chosen while another one on its side is not.
 
     Parameters
     ----------
@@ -291,11 +260,10 @@ def choose(
     within = [each for each in found if each.within is not False]
     met = None if alpha is None or all(each.within is None for each in found) else bool(within)
 
-    def rank(each: Averaged) -> tuple[bool, bool, float, float]:
+    def rank(each: Averaged) -> tuple[bool, float, float]:
         gap = math.inf if each.gap is None or math.isnan(each.gap.value) else each.gap.value
         score = -sign * each.score.value
-        order = (gap, score) if each.within is False else (score, gap)
-        return each.within is False, each.collapsed > 0, *order
+        return each.within is False, *((gap, score) if each.within is False else (score, gap))
 
     ordered = sorted(found, key=rank)
     best = ordered[0]
@@ -304,7 +272,6 @@ def choose(
         alike = [e for e in ordered[1:] if e.gap is not None and _alike(e.gap, best.gap)]
     else:
         alike = [e for e in ordered[1:] if e.within is not False and _alike(e.score, best.score)]
-    alike = [e for e in alike if bool(e.collapsed) == bool(best.collapsed)]
     doubtful = [] if not met else [e for e in ordered if e.within is False and not e.sure]
     return Choice(
         best=best,
@@ -368,9 +335,8 @@ def _averaged(
         within = bool(gap.value <= alpha)  # NaN, a group without a sample, is not within
         sure = bool(gap.high <= alpha if within else gap.low > alpha)
     return Averaged(
-        _own(rows[0], over), tuple(int(row["run"]) for row in rows), score, gap, within, sure,
-        collapsed=sum(bool(row.get("collapsed")) for row in rows),
-    )  # fmt: skip
+        _own(rows[0], over), tuple(int(row["run"]) for row in rows), score, gap, within, sure
+    )
 
 
 def _ends(row: Mapping[str, Any], name: str) -> tuple[float, float, float]:

@@ -19,8 +19,7 @@ class Table(list[Row]):
 
     Columns are the settings that differ, by their names, and figures: ``accuracy`` (or ``error``)
     and ``gap`` on held-out users, each with ``..._low`` and ``..._high``, the ``verdict`` by
-    ``tolerance``; ``balanced_accuracy`` with its ends, ``base_rate``, whether it is ``unbalanced``
-    (outside [0.25, 0.75]), and how the model has ``collapsed``; ``released_accuracy`` and ``released_gap``, the last that training released;
+    ``tolerance``; ``released_accuracy`` and ``released_gap``, the last that training released;
     ``epsilon`` and ``delta`` of the single run; ``rounds_run``, ``selected``, ``stopped``;
     ``simulated``: whether its noise is seeded. What there is not is None.
     """
@@ -36,22 +35,16 @@ class Table(list[Row]):
         if not self:
             return "No run is finished yet.\n"
         measure = "error" if any(row.get("error") is not None for row in self) else "accuracy"
-        balance = self._balance()
-        heads = [*self.settings, "seed", f"held-out {measure}", *balance, "gap", "verdict",
+        heads = [*self.settings, "seed", f"held-out {measure}", "gap", "verdict",
                  "released accuracy, gap", "ε", "model kept"]  # fmt: skip
         settings = len(self.settings)
         lines = ["| run | " + " | ".join(heads) + " |"]
         lines.append("| ---: " * (settings + 2) + "| --- " * (len(heads) - settings - 1) + "|")
-        lines += [f"| {' | '.join(_cells(row, self.settings, measure, bool(balance)))} |" for row in self]
+        lines += [f"| {' | '.join(_cells(row, self.settings, measure))} |" for row in self]
         return "\n".join([*lines, "", _under(self), ""])
 
-    def _balance(self) -> tuple[str, ...]:
-        """Columns for what accuracy hides: where classes are unbalanced, or a model collapsed."""
-        shown = any(row.get("unbalanced") or row.get("collapsed") for row in self)
-        return ("balanced accuracy", "collapsed") if shown else ()
 
-
-def _cells(row: Row, settings: Sequence[str], measure: str, balance: bool) -> list[str]:
+def _cells(row: Row, settings: Sequence[str], measure: str) -> list[str]:
     kept = row.get("selected") or ""
     if row.get("stopped"):
         kept += f"; stopped after {row['rounds_run']} rounds"
@@ -61,7 +54,6 @@ def _cells(row: Row, settings: Sequence[str], measure: str, balance: bool) -> li
         *(shown(row.get(name)) for name in settings),
         shown(row.get("seed")),
         _figure(row.get(measure), row.get(f"{measure}_low"), row.get(f"{measure}_high")),
-        *(_balanced(row) if balance else ()),
         _figure(row.get("gap"), row.get("gap_low"), row.get("gap_high")),
         row.get("verdict") or "-",
         ", ".join(released),
@@ -69,12 +61,6 @@ def _cells(row: Row, settings: Sequence[str], measure: str, balance: bool) -> li
         kept,
     ]
     return [cell.replace("|", "\\|").replace("\n", " ") for cell in cells]
-
-
-def _balanced(row: Row) -> tuple[str, str]:
-    ends = [row.get(f"balanced_accuracy{end}") for end in ("", "_low", "_high")]
-    said = "-" if row.get("balanced_accuracy") is None else "no"
-    return _figure(*ends), f"yes: {row['collapsed']}" if row.get("collapsed") else said
 
 
 def _under(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -123,8 +109,7 @@ def row_of(
 
 def _held_out(held_out: Evaluation | None, tolerance: float | None) -> Row:
     names = ("accuracy", "accuracy_low", "accuracy_high", "error", "error_low", "error_high",
-             "gap", "gap_low", "gap_high", "balanced_accuracy", "balanced_accuracy_low",
-             "balanced_accuracy_high", "base_rate", "unbalanced", "collapsed")  # fmt: skip
+             "gap", "gap_low", "gap_high")  # fmt: skip
     row: Row = {**dict.fromkeys(names), "verdict": None, "tolerance": tolerance, "confidence": None}
     if held_out is None:
         return row
@@ -132,12 +117,6 @@ def _held_out(held_out: Evaluation | None, tolerance: float | None) -> Row:
     for name in ("accuracy", "error"):
         low, high = getattr(held_out, f"{name}_interval") or (None, None)
         row |= {name: getattr(held_out, name), f"{name}_low": low, f"{name}_high": high}
-    if held_out.metrics is not None:
-        balanced = held_out.metrics.balanced_accuracy
-        row["balanced_accuracy"] = balanced.value
-        row["balanced_accuracy_low"], row["balanced_accuracy_high"] = balanced.low, balanced.high
-        row["base_rate"], row["unbalanced"] = held_out.base_rate, held_out.metrics.unbalanced
-        row["collapsed"] = held_out.collapsed
     gap = held_out.gaps.get("constraint")
     if gap is not None:
         row["gap"], row["gap_low"], row["gap_high"] = gap.value, gap.low, gap.high
