@@ -1,7 +1,7 @@
 """Private statistics of a population: histograms, counts and what follows, released once."""
 
 from fpfl.measurement.cells import CategoryCells, NumberCells
-from fpfl.measurement.filling import filled
+from fpfl.measurement.filling import check_fillable, filled
 from fpfl.measurement.measuring import measure, measured
 from fpfl.measurement.people import People, people_of_dataset, people_of_table
 from fpfl.measurement.plan import MeasurementPlan, plan_measurement
@@ -15,6 +15,7 @@ __all__ = [
     "MeasurementPlan",
     "NumberCells",
     "People",
+    "check_fillable",
     "filled",
     "measure",
     "measured",

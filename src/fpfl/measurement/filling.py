@@ -21,11 +21,7 @@ def filled(schema: TableSchema, measurement: Measurement) -> TableSchema:
     measurement
         Of its columns.
     """
-    if schema.measured is not None:
-        raise ValueError(
-            f"the schema holds figures of a measurement already (ε = {schema.measured.epsilon:g}); "
-            "fill one without [measured] and without what that measured: the file says one price"
-        )
+    check_fillable(schema)
     known = {each.name: each for each in measurement.columns}
     features = tuple(_filled(each, known.get(each.name)) for each in schema.features)
     if features == schema.features:
@@ -34,6 +30,15 @@ def filled(schema: TableSchema, measurement: Measurement) -> TableSchema:
         measurement.epsilon, measurement.delta, measurement.neighbours, measurement.seeded
     )
     return replace(schema, features=features, measured=cost)
+
+
+def check_fillable(schema: TableSchema) -> None:
+    """Refuse a schema that says the price of an earlier measurement."""
+    if schema.measured is not None:
+        raise ValueError(
+            f"the schema holds figures of a measurement already (ε = {schema.measured.epsilon:g}); "
+            "fill one without [measured] and without what that measured: the file says one price"
+        )
 
 
 def _filled(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,12 @@ from fpfl.measurement.plan import MeasurementPlan, plan_measurement
 from fpfl.measurement.result import Measurement
 from fpfl.privacy.budget import PopulationLedger
 from fpfl.privacy.plan import Neighbours
+from fpfl.runs.folder import OpenRun
+from fpfl.runs.ledger import RunLedger
 from fpfl.store.files import write_whole
+
+MEASURED = "measured.json"
+"""What a run's folder calls its measurement."""
 
 
 def measure(
@@ -38,7 +44,9 @@ def measure(
     neighbours: Neighbours = "zero-out",
     confidence: float = 0.95,
     ledger: str | Path | None = None,
-    run: str | None = None,
+    name: str | None = None,
+    run: str | Path | OpenRun | None = None,
+    moved: bool = False,
     out: str | Path | None = None,
     noise: NoiseSource | None = None,
 ) -> Measurement:
@@ -78,10 +86,17 @@ def measure(
     ledger
         The population's ledger: charged, on disk, before anything is released, and refused where
         its budget does not suffice.
+    name
+        What the release is called in that ledger; the run's name, or a new one, when it is not
+        given.
     run
-        What the release is called in the ledger; a new name when it is not given.
+        The folder of a finished run on the same users: its own ledger records the release as well,
+        before it is made, and refuses a second one.
+    moved
+        The run's folder was moved or restored, and no other copy of it is used.
     out
-        A new file for the result, as JSON.
+        A new file for the result, as JSON; ``measured.json`` in the run's folder, where there is
+        one.
     noise
         Where the noise comes from; the operating system's randomness when it is not given.
 
@@ -97,11 +112,11 @@ def measure(
         The ledger's budget does not suffice: nothing was charged or released.
     """
     source = SystemNoise() if noise is None else noise
-    if out is not None and Path(out).exists():
-        raise ValueError(
-            f"{out} is there already. What was measured is paid for and can be read again "
-            "(Measurement.read); to measure once more, at the same price again, name another file"
-        )
+    opened = OpenRun(Path(run)) if isinstance(run, str | Path) else run
+    if opened is not None:
+        opened.require_finished()
+        out = opened.path / MEASURED if out is None else out
+    file = None if out is None else new_file(out)
     people = _people(data, schema, columns, bins, symlog)
     plan = plan_measurement(
         people.columns,
@@ -113,11 +128,29 @@ def measure(
         confidence=confidence,
         declared=people.declared,
     )
-    found = measured(plan, people, source, ledger=ledger, run=run)
-    if out is not None:
+    if opened is None:
+        found = measured(plan, people, source, ledger=ledger, name=name)
+    else:
+        opened.ledger.to_evaluate(moved=moved)
+        with opened.ledger as own:
+            found = measured(plan, people, source, ledger=ledger, name=name or own.run, run=own)
+    if file is not None:
         text = json.dumps(found.as_dict(), indent=1, ensure_ascii=False) + "\n"
-        write_whole(Path(out), text.encode())
+        write_whole(file, text.encode())
     return found
+
+
+def new_file(path: str | Path) -> Path:
+    """A file that can be written later; said now, before anything is paid for."""
+    file = Path(path)
+    if file.exists():
+        raise ValueError(
+            f"{file} is there already. What was measured is paid for and can be read again; to "
+            "measure once more, at the same price again, name another file"
+        )
+    if not file.absolute().parent.is_dir():
+        raise ValueError(f"{file} cannot be written: there is no folder {file.parent}; make it")
+    return file
 
 
 def measured(
@@ -126,20 +159,25 @@ def measured(
     source: NoiseSource,
     *,
     ledger: str | Path | None = None,
-    run: str | None = None,
+    name: str | None = None,
+    run: RunLedger | None = None,
 ) -> Measurement:
     """Count, charge, and only then release: a crash in between costs, and releases nothing.
 
     Who withdrew, by the ledger, is left out of the sum and stays in K.
     """
     charged = None
-    if ledger is None:
-        total = whole_sum(people.chunks(), plan.columns)
-    else:
-        charged = run or f"measurement-{secrets.token_hex(4)}"
-        with PopulationLedger.open(ledger) as theirs:
-            total = whole_sum(people.chunks(), plan.columns, theirs.withdrawn())
+    with ExitStack() as stack:
+        theirs = run.population if run is not None else None
+        if ledger is not None:
+            theirs = stack.enter_context(PopulationLedger.open(ledger))
+        withdrawn = frozenset() if theirs is None else theirs.withdrawn()
+        total = whole_sum(people.chunks(), plan.columns, withdrawn)
+        if ledger is not None and theirs is not None:
+            charged = name or f"measurement-{secrets.token_hex(4)}"
             plan.charge(charged, theirs)
+        if run is not None:
+            run.measurement(plan.mechanism, plan.epsilon, plan.delta)
     released = plan.release(total, source)
     return Measurement.of(plan, released, seeded=source.seeded, charged=charged)
 

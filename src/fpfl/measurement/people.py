@@ -31,8 +31,8 @@ from fpfl.measurement.counting import CodedRows
 Columns = Sequence[str] | Mapping[str, tuple[float, float]]
 """Which columns: by their names, or with ranges to count them in."""
 
-Symlog = Sequence[str] | Mapping[str, float]
-"""Which have symmetric-log bins: by their names, or with thresholds."""
+Symlog = Sequence[str] | Mapping[str, float | None]
+"""Which have symmetric-log bins: by their names, or with thresholds, None for the usual one."""
 
 LABEL = "label"
 """What a dataset's label is called, which has no name of its own."""
@@ -155,9 +155,8 @@ def _number(
 ) -> NumberCells:
     threshold = None
     if name in symlog:
-        threshold = symlog_threshold(low, high)
-        if isinstance(symlog, Mapping):
-            threshold = float(symlog[name])
+        given = symlog[name] if isinstance(symlog, Mapping) else None
+        threshold = symlog_threshold(low, high) if given is None else float(given)
     return NumberCells(name, float(low), float(high), bins, threshold, missing)
 
 
