@@ -37,6 +37,9 @@ _WORLDS = {
 
 QUARTILES = (0.25, 0.5, 0.75)
 
+_LARGEST = 1e30
+"""No release has such numbers."""
+
 # Of a normal distribution: how many standard deviations lie between these quantiles.
 _QUARTILE_RANGE = 1.3489795003921634
 _WIDE, _WIDE_RANGE = (0.05, 0.95), 3.289707253902945
@@ -80,7 +83,7 @@ class MeasuredNumber:
     confidence: float
 
     def __post_init__(self) -> None:
-        _check_released(self.name, self.released, self.cells.size)
+        _check_released(self)
 
     @property
     def name(self) -> str:
@@ -186,7 +189,7 @@ class MeasuredCategories:
     confidence: float
 
     def __post_init__(self) -> None:
-        _check_released(self.name, self.released, self.cells.size)
+        _check_released(self)
 
     @property
     def name(self) -> str:
@@ -352,8 +355,8 @@ class Measurement:
         """The figures as texts: column, figure, value with its interval."""
         for each in self.columns:
             if isinstance(each, MeasuredNumber):
-                for word, figure in zip(("quartile", "median", "quartile"), each.quartiles,
-                                        strict=True):  # fmt: skip
+                words = ("25%", "median", "75%")
+                for word, figure in zip(words, each.quartiles, strict=True):
                     yield each.name, word, str(figure)
                 yield each.name, "mean", str(each.mean)
                 spread = each.spread
@@ -426,6 +429,17 @@ def _share(released: Floats, values: Floats, stddev: float, z: float) -> Figure:
     return Figure(value, low, high)
 
 
-def _check_released(name: str, released: tuple[float, ...], size: int) -> None:
-    if len(released) != size:
-        raise ValueError(f"the column {name!r} has {len(released)} numbers; expected {size}")
+def _check_released(column: MeasuredNumber | MeasuredCategories) -> None:
+    numbers, size = column.released, column.cells.size
+    if len(numbers) != size or not all(abs(each) <= _LARGEST for each in numbers):
+        raise ValueError(
+            f"the column {column.name!r} has {len(numbers)} numbers; expected {size}, none of them "
+            f"beyond ±{_LARGEST:g}"
+        )
+    if not (0.0 < column.noise_stddev <= _LARGEST and 0.0 < column.confidence < 1.0):
+        raise ValueError(
+            f"the column {column.name!r} has noise of {column.noise_stddev} and the confidence "
+            f"{column.confidence}; expected positive noise, and a confidence between 0 and 1"
+        )
+    if column.population < 1:
+        raise ValueError(f"the population is {column.population}; it must be at least 1")
