@@ -48,6 +48,7 @@ from fpfl.measurement import (
     NumberCells,
     filled,
     measure,
+    measured,
     people_of_dataset,
     people_of_table,
     plan_measurement,
@@ -66,6 +67,7 @@ from fpfl.privacy import gaussian_epsilon
 from fpfl.privacy.accounting import epsilon_poisson
 from fpfl.privacy.budget import PopulationLedger
 from fpfl.privacy.conventions import BudgetExhaustedError
+from fpfl.runs.ledger import RunLedger
 
 AGE = NumberCells("age", 0.0, 100.0, bins=8, missing=True)
 INCOME = NumberCells("income", -10.0, 1e6, bins=6, threshold=100.0)
@@ -651,6 +653,30 @@ def test_a_finished_run_is_charged_once(tmp_path: Path) -> None:
         measure(data, epsilon=1, **asked)
     assert not (run / "measured.json").exists()
     assert fpfl.measure is measure
+
+
+def test_a_run_that_is_open_charges_its_population_too_or_nobody(tmp_path: Path) -> None:
+    """As a training would call it: a plan of a given σ, in a run that has begun."""
+    data = make_population(users=60).declared(60)
+    people = people_of_dataset(data, ["sex"], 16, [])
+    for epsilon, refused in ((5.0, False), (0.05, True)):
+        file = ledger_of(tmp_path / f"{epsilon}.jsonl", epsilon=epsilon, population=60)
+        plan = plan_measurement(people.columns, population=60, noise_multiplier=3.0)
+        own = tmp_path / f"run-{epsilon}.jsonl"
+        with (
+            PopulationLedger.open(file) as theirs,
+            RunLedger.create(own, run="r", terms=None, simulation=False, population=theirs) as run,
+        ):
+            if refused:
+                with pytest.raises(BudgetExhaustedError, match="one more measurement"):
+                    measured(plan, people, SeededNoise(0), run=run)
+            else:
+                found = measured(plan, people, SeededNoise(0), run=run)
+                assert found.mechanism.noise_multiplier == 3.0
+                assert theirs.charges() == {plan.mechanism: 1}
+        kinds = [record["kind"] for record in RunLedger.look(own).chain.records]
+        assert kinds.count("measurement") == (not refused)
+        assert charges(file) == (not refused)
 
 
 # --- asking, and what comes of it ---------------------------------------------------------------
