@@ -38,6 +38,7 @@ ROOMS = {
         "users",
     },
     "runs": {"data", "fairness", "privacy", "server", "store"},
+    "measurement": {"aggregation", "data", "privacy", "runs", "store"},
     "training": {
         "compat",
         "aggregation",
@@ -149,6 +150,7 @@ ROOMS = {
         "exporting",
         "federation",
         "heldout",
+        "measurement",
         "planning",
         "privacy",
         "report",

@@ -19,6 +19,7 @@ from fpfl.fairness.constraints import fnr_parity as fnr_parity
 from fpfl.fairness.rates import Rate as Rate
 from fpfl.heldout import evaluate_privately as evaluate_privately
 from fpfl.heldout import evaluate_run as evaluate_run
+from fpfl.measurement import measure as measure
 from fpfl.methods import BMDM as BMDM
 from fpfl.methods import MMDM as MMDM
 from fpfl.methods import OneGradient as OneGradient
@@ -50,6 +51,7 @@ from fpfl.exporting import export_onnx as export_onnx
 from fpfl.exporting import export_torch as export_torch
 from fpfl.fairness.constraints import predictive_parity as predictive_parity
 from fpfl.fairness.evaluation import Evaluation as Evaluation
+from fpfl.measurement import Measurement as Measurement
 from fpfl.privacy.budget import tuning_cost as tuning_cost
 from fpfl.privacy.plan import PrivacyPlan as PrivacyPlan
 from fpfl.report.card import model_card as model_card

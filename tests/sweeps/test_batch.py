@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -272,6 +272,33 @@ def job(run: int, data: fpfl.FederatedDataset, **more) -> Job:
     return Job(made("perceptron", run), data, given_ | more)
 
 
+@pytest.mark.parametrize("model", ["linear", "perceptron", "norm", "dropout"])
+@pytest.mark.parametrize("method", [None, "one-gradient"])
+def test_whole_runs_are_those_alone_to_the_last_bit(monkeypatch, model, method) -> None:
+    """With methods whose step is made of operations number by number, on a CPU."""
+    never_alone(monkeypatch)
+    data = people()
+    jobs = []
+    for run in range(3):
+        more: dict = {
+            "learning_rate": 0.05 + 0.1 * run,
+            "privacy": fpfl.Privacy(noise_multiplier=0.4 + 0.1 * run, clip=1.0 + run),
+            "rounds": 40,
+        }
+        more |= {"constraint": None, "method": None}
+        if method is not None:
+            more["method"] = fpfl.OneGradient(damping=1.0 + run, decay=0.9 + 0.03 * run)
+            more["constraint"] = fpfl.fnr_parity("sex")
+        jobs.append(replace(job(run, data, **more), model=made(model, run)))
+    found = together(jobs)
+    monkeypatch.undo()
+    for one, run in zip(jobs, found, strict=True):
+        single = alone(one)
+        assert run.history == single.history
+        for mine, theirs in zip(run.model.parameters(), single.model.parameters(), strict=True):
+            assert torch.equal(mine, theirs)
+
+
 def test_different_populations_and_numbers_of_users_are_one_group(monkeypatch) -> None:
     never_alone(monkeypatch)
     jobs = [job(run, people(run, users=40 + 7 * run)) for run in range(3)]
@@ -281,6 +308,29 @@ def test_different_populations_and_numbers_of_users_are_one_group(monkeypatch) -
         alike(run, alone(one))
     sigmas = {run.privacy.epsilon for run in found}
     assert len(sigmas) == 3  # each with its own K
+
+
+def test_populations_of_one_size_have_cohorts_of_their_own_people(monkeypatch) -> None:
+    """With the same seed, too: the same places are drawn, of other people."""
+    never_alone(monkeypatch)
+    jobs = [job(run, people(run), seed=3) for run in range(2)]
+    found = together(jobs)
+    monkeypatch.undo()
+    for one, run in zip(jobs, found, strict=True):
+        alike(run, alone(one))
+
+
+@pytest.mark.parametrize("users", [40, 55])
+def test_what_is_random_on_devices_goes_by_users_own_numbers(users, monkeypatch) -> None:
+    """Not by their places among the users of all populations."""
+    never_alone(monkeypatch)
+    own = [people(0), people(1, users=users)]
+    settings = dict(job(0, own[0], samples_per_user=2).settings)
+    jobs = [Job(made("dropout", run), own[run], settings | {"seed": 3}) for run in range(2)]
+    found = together(jobs)
+    monkeypatch.undo()
+    for one, run in zip(jobs, found, strict=True):
+        alike(run, alone(one))
 
 
 def test_all_of_a_method_may_differ(monkeypatch) -> None:
@@ -310,10 +360,12 @@ def test_local_steps_of_several_runs(monkeypatch) -> None:
         alike(run, alone(one))
 
 
-def test_a_run_that_diverges_leaves_the_others_alone(monkeypatch) -> None:
+@pytest.mark.parametrize("rule", ["best", "last", "average"])
+def test_a_run_that_diverges_leaves_the_others_alone(rule, monkeypatch) -> None:
+    """And keeps its last good model."""
     never_alone(monkeypatch)
     data = people()
-    plain = {"privacy": None, "noise_seed": None, "method": fpfl.MMDM(), "selection": "best"}
+    plain = {"privacy": None, "noise_seed": None, "method": fpfl.MMDM(), "selection": rule}
     rates = [0.1, 1e30, 0.2, 3e37]
     jobs = [job(run, data, learning_rate=rate, **plain) for run, rate in enumerate(rates)]
     found = together(jobs)
@@ -324,6 +376,66 @@ def test_a_run_that_diverges_leaves_the_others_alone(monkeypatch) -> None:
         alike(run, single)
         ended.append(run.stopped is not None)
     assert ended == [False, True, False, True]
+
+
+@pytest.mark.parametrize("rule", ["best", "average"])
+@pytest.mark.parametrize("window", [1, 3])
+def test_what_a_diverged_run_had_chosen_stays(rule, window, monkeypatch) -> None:
+    """Where it diverges when there is something to choose from."""
+
+    class Late(torch.optim.SGD):
+        def step(self, closure=None) -> None:
+            self.rounds = getattr(self, "rounds", 0) + 1
+            if self.rounds == 7:
+                self.param_groups[0]["lr"] = math.inf
+            super().step()
+
+    never_alone(monkeypatch)
+    plain = {"privacy": None, "noise_seed": None, "method": fpfl.MMDM(), "selection": rule}
+    plain["selection_window"] = window if rule == "best" else 1
+    kinds, data = [Late, torch.optim.SGD, Late, Late], people()
+    jobs = [
+        job(run, data, optimizer=lambda w, kind=kind: kind(w, lr=0.2), **plain)
+        for run, kind in enumerate(kinds)
+    ]
+    found = together(jobs)
+    monkeypatch.undo()
+    for one, run in zip(jobs, found, strict=True):
+        alike(run, alone(one))
+    assert [len(run.history) for run in found] == [6, 8, 6, 6]
+
+
+APART = {
+    "limit": [{"samples_per_user": 1}, {"samples_per_user": None}],
+    "cohort": [{"cohort": 10}, {"cohort": 20}],
+    "precision": [{"precision": "bf16"}, {"precision": "float32"}],
+    "window": [{"selection": "best", "selection_window": each} for each in (1, 4)],
+    "surrogate": [{"method": fpfl.OneGradient(surrogate=each)} for each in ("loss", "rate")],
+    "constraint": [{"constraint": each("sex")} for each in (fpfl.fnr_parity, fpfl.accuracy_parity)],
+    "groups": [{"constraint": fpfl.fnr_parity(each)} for each in ("sex", "race")],
+    "blocks": [
+        {"privacy": fpfl.Privacy(noise_multiplier=0.5, clip=fpfl.Clipping(0.3, **more))}
+        for more in ({}, {"counts": 2.0})
+    ],
+    "steps": [
+        {
+            "local": fpfl.FederatedAveraging(steps, 0.3),
+            "constraint": None, "method": None, "privacy": None, "noise_seed": None,
+        }
+        for steps in (1, 4)
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", APART)
+def test_what_all_runs_of_a_group_share_is_the_same_in_them(kind) -> None:
+    data = people(mean=6.0)
+    jobs = [job(0, data, **each) for each in APART[kind]]
+    for one, run in zip(jobs, together(jobs), strict=True):
+        single = alone(one)
+        assert run.warnings == single.warnings
+        for name, value in run.model.state_dict().items():
+            assert torch.equal(value, single.model.state_dict()[name])
 
 
 def test_a_bad_sample_is_its_users_alone() -> None:
@@ -390,3 +502,245 @@ def test_the_systems_noise_is_each_runs_own(monkeypatch) -> None:
     one, other = together([Job(made("perceptron", 0), data, job(0, data, **same).settings)] * 2)
     assert not torch.equal(one.model[0].weight, other.model[0].weight)
     assert one.privacy.epsilon is not None
+
+
+class Printed(nn.Module):
+    """A model whose text does not say what it does."""
+
+    def __init__(self, does, scale: float = 1.0) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 7), nn.Linear(7, 1)
+        self.does = does
+        self.register_buffer("scale", torch.tensor(scale), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.does(self.first(x))) * self.scale
+
+
+def hooked(times: float) -> nn.Module:
+    model = MODELS["perceptron"]()
+    model[1].register_forward_hook(lambda layer, given, output: output * times)
+    return model
+
+
+def attention(heads: int) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(4, heads, 8, dropout=0.0, batch_first=True)
+    return nn.Sequential(
+        nn.Unflatten(1, (5, 1)), nn.Linear(1, 4), layer, nn.Flatten(), nn.Linear(20, 1)
+    )
+
+
+OF_ONE_TEXT = {
+    "activation": lambda run: Printed([torch.relu, torch.tanh][run]),
+    "function": lambda run: Printed(lambda x: torch.relu(x) * (run + 1)),
+    "scale": lambda run: Printed(torch.relu, 1.0 + 3.0 * run),
+    "hook": lambda run: hooked(1.0 + 2.0 * run),
+    "heads": lambda run: attention(1 + run),
+}
+
+
+@pytest.mark.parametrize("kind", OF_ONE_TEXT)
+def test_models_of_one_text_that_do_other_things_are_not_mixed(kind) -> None:
+    data = people()
+    jobs = []
+    for run in range(2):
+        torch.manual_seed(run)
+        plain = {"privacy": None, "noise_seed": None, "method": fpfl.MMDM()}
+        jobs.append(Job(OF_ONE_TEXT[kind](run), data, dict(job(run, data, **plain).settings)))
+    for one, run in zip(jobs, together(jobs), strict=True):
+        single = alone(one)
+        for name, value in run.model.state_dict().items():
+            assert torch.equal(value, single.model.state_dict()[name])
+
+
+def test_models_that_are_alike_are_one_group(monkeypatch) -> None:
+    """Made anew, with functions of their own, and with settings that are not tensors."""
+    never_alone(monkeypatch)
+    data = people()
+    jobs = [
+        Job(Printed(lambda x: torch.relu(x) * 2.0), data, dict(job(run, data).settings))
+        for run in range(2)
+    ]
+    found = together(jobs)
+    monkeypatch.undo()
+    for one, run in zip(jobs, found, strict=True):
+        alike(run, alone(one))
+
+
+def test_features_of_other_types_are_not_mixed() -> None:
+    class Counted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x if x.is_floating_point() else x.float() / 255)
+
+    real = people(0)
+    whole = replace(people(1), features=(people(1).features.abs() * 50).to(torch.uint8))
+    jobs = []
+    for run, data in enumerate((real, whole)):
+        torch.manual_seed(run)
+        jobs.append(Job(Counted(), data, dict(job(run, data).settings)))
+    for one, run in zip(jobs, together(jobs), strict=True):
+        assert torch.equal(run.model.layer.weight, alone(one).model.layer.weight)
+
+
+class Scaled:
+    """A method of one's own that is MMDM, times a number."""
+
+    def __init__(self, times: float) -> None:
+        self.times = times
+
+    def update(self, state, totals, tolerance):
+        state, direction = fpfl.MMDM(multiplier_lr=0.1).update(state, totals, tolerance)
+        return state, direction * self.times
+
+
+@dataclass(frozen=True, slots=True)
+class Slotted:
+    times: float
+
+    def update(self, state, totals, tolerance):
+        return Scaled(self.times).update(state, totals, tolerance)
+
+
+@dataclass(frozen=True)
+class Deciding:
+    """By what was measured, and by its own number."""
+
+    times: float
+
+    def update(self, state, totals, tolerance):
+        if self.times > 1.5 and float(totals.gap()) > 0.05:
+            return Scaled(self.times).update(state, totals, tolerance)
+        return Scaled(1.0).update(state, totals, tolerance)
+
+
+@dataclass(frozen=True)
+class Tensors:
+    times: torch.Tensor
+
+    def update(self, state, totals, tolerance):
+        return Scaled(float(self.times - 1.0) * 1e5).update(state, totals, tolerance)
+
+
+class Counting:
+    """It remembers something outside its state."""
+
+    def __init__(self, times: float) -> None:
+        self.rounds = 0
+
+    def update(self, state, totals, tolerance):
+        self.rounds += 1
+        return Scaled(1.0 / self.rounds).update(state, totals, tolerance)
+
+
+@dataclass(frozen=True)
+class Begun(fpfl.OneGradient):
+    start: float = 0.0
+
+    def begin(self, rates, groups, device):
+        state = super().begin(rates, groups, device)
+        return replace(state, multipliers=state.multipliers + self.start)
+
+
+@dataclass(frozen=True)
+class Marked(fpfl.methods.MethodState):
+    seen: torch.Tensor
+    rounds: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Marking:
+    """Its state has marks and counts beside fractions."""
+
+    times: float
+    surrogate = "loss"
+
+    def begin(self, rates, groups, device):
+        marks = torch.zeros(rates, groups, dtype=torch.bool)
+        return Marked(torch.zeros(rates, groups), marks, torch.zeros((), dtype=torch.int64))
+
+    def weights(self, state, normaliser, tolerance):
+        everybody = state.multipliers.sum(dim=1)
+        return fpfl.fairness.totals.Weights(state.multipliers, everybody, 0.0, 5.0)
+
+    def update(self, state, totals, tolerance):
+        moved = (
+            state.multipliers + self.times * 0.1 * totals.differences().nan_to_num() * state.seen
+        )
+        marked = Marked(moved, ~state.seen, state.rounds + 1)
+        return marked, totals.loss_gradient / totals.normaliser
+
+
+OWN = {
+    "plain class": Scaled,
+    "slots": Slotted,
+    "decisions": Deciding,
+    "tensors": lambda times: Tensors(torch.tensor(1.0 + 1e-5 * times)),
+    "memory": Counting,
+    "beginning": lambda times: Begun(start=times, spread=None),
+    "marks": Marking,
+}
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_methods_of_ones_own_do_what_they_do_alone(kind) -> None:
+    """Where they cannot be computed side by side, they are computed alone."""
+    data = people()
+
+    def jobs() -> list[Job]:
+        plain = {"privacy": None, "noise_seed": None}
+        return [job(run, data, **plain, method=OWN[kind](1.0 + run)) for run in range(2)]
+
+    for one, run in zip(jobs(), together(jobs()), strict=True):
+        single = alone(one)
+        for name, value in run.model.state_dict().items():
+            torch.testing.assert_close(value, single.model.state_dict()[name])
+
+
+def test_an_optimiser_may_put_new_numbers_in_place_of_a_parameters(monkeypatch) -> None:
+    class Replacing(torch.optim.Optimizer):
+        def __init__(self, parameters) -> None:
+            super().__init__(parameters, {})
+
+        def step(self, closure=None) -> None:
+            for parameter in self.param_groups[0]["params"]:
+                parameter.data = parameter.data - 0.1 * parameter.grad
+
+    never_alone(monkeypatch)
+    data = people()
+    jobs = [job(run, data, optimizer=Replacing) for run in range(2)]
+    found = together(jobs)
+    monkeypatch.undo()
+    for one, run in zip(jobs, found, strict=True):
+        alike(run, alone(one))
+
+
+def test_rates_of_one_name_that_count_other_things_are_not_mixed() -> None:
+    class Of:
+        def __init__(self, one: int) -> None:
+            self.one = one
+
+        def __repr__(self) -> str:
+            return "of a class"
+
+        def __call__(self, predictions, labels):
+            return (predictions != self.one).float()
+
+    def own(one: int) -> fpfl.Constraint:
+        rate = fpfl.Rate(
+            "own",
+            condition=lambda labels: labels >= 0,
+            true=Of(one),
+            surrogate=lambda scores, labels: 1.0 - scores[..., one],
+        )
+        return fpfl.Constraint((rate,), ("sex",))
+
+    data = people()
+    jobs = [job(run, data, constraint=own(run)) for run in range(2)]
+    for one, run in zip(jobs, together(jobs), strict=True):
+        single = alone(one)
+        for name, value in run.model.state_dict().items():
+            assert torch.equal(value, single.model.state_dict()[name])

@@ -8,7 +8,8 @@ from conftest import RACE, SEX, make_population
 
 import fpfl
 from fpfl.sweeps import release
-from fpfl.sweeps.batch import Job, trained
+from fpfl.sweeps.batch import Job, trained, tried_before_a_run
+from fpfl.training.session import prepare
 from fpfl.users import steady
 from fpfl.users.passes import LayerPass
 from fpfl.users.recorders import linear
@@ -115,3 +116,24 @@ def test_recordings_are_kept_where_graphs_replay_in_place(monkeypatch: pytest.Mo
     monkeypatch.setattr(LayerPass, "__init__", init)
     same(runs(), alone)
     assert kept
+
+
+@pytest.mark.parametrize(
+    ("device", "seed", "private", "together"),
+    [
+        ("cpu", None, True, True),
+        ("cuda", None, True, False),
+        ("cuda", 3, True, True),
+        ("cuda", None, False, True),
+    ],
+)
+def test_real_noise_on_a_gpu_is_for_kernels_that_were_tried(
+    device, seed, private, together
+) -> None:
+    data = make_population(40, mean=3.0, attributes=(SEX, RACE))
+    privacy = fpfl.Privacy(noise_multiplier=0.5, clip=1.0) if private else None
+    made = prepare(
+        fpfl.mlp(5, (7,)), data, cohort=10, rounds=2, privacy=privacy,
+        noise_seed=seed if private else None,
+    )  # fmt: skip
+    assert tried_before_a_run(torch.device(device), made.third_party) is together

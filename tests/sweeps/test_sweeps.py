@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -294,6 +295,38 @@ def test_another_sweep_is_not_gone_on_with(how: dict[str, Any], what: str, tmp_p
     fpfl.sweep(**given)
     with pytest.raises(ValueError, match=what):
         fpfl.sweep(**given | how, resume=True)
+
+
+class Halved:
+    """A method of one's own, whose text is where it is in memory."""
+
+    def __init__(self, by: float) -> None:
+        self.by = by
+
+    def update(self, state: Any, totals: Any, tolerance: float) -> Any:
+        state, direction = fpfl.MMDM().update(state, totals, tolerance)
+        return state, direction / self.by
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """One with a tensor."""
+
+    by: torch.Tensor
+
+    def update(self, state: Any, totals: Any, tolerance: float) -> Any:
+        return Halved(float(self.by.sum())).update(state, totals, tolerance)
+
+
+@pytest.mark.parametrize("kind", [Halved, lambda by: Weighted(torch.tensor([by, 1.0]))])
+def test_methods_of_ones_own_are_gone_on_with(kind: Callable[[float], Any], tmp_path: Path) -> None:
+    """By what they are made of: another session has other objects."""
+    given = {"model": model, "data": PEOPLE, "runs": RUNS, "folder": tmp_path / "out"} | COMMON
+    fpfl.sweep(**given | {"method": kind(2.0)}).finish()
+    again = fpfl.sweep(**given | {"method": kind(2.0)}, resume=True)
+    assert again.finished == len(RUNS)
+    with pytest.raises(ValueError, match=r"run 0: method.by.* was 2.0 and is 3.0"):
+        fpfl.sweep(**given | {"method": kind(3.0)}, resume=True)
 
 
 def test_folders_that_are_taken_are_refused(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from fpfl import __version__
 from fpfl.cli import data as cli_data
 from fpfl.cli import export as cli_export
 from fpfl.cli import federation as cli_federation
+from fpfl.cli import measure as cli_measure
 from fpfl.cli import plan as cli_plan
 from fpfl.cli import runs
 from fpfl.cli import sweep as cli_sweep
@@ -50,6 +51,7 @@ app = typer.Typer(
 )
 
 runs.add_commands(app)
+app.command()(cli_measure.measure)
 app.command()(cli_sweep.sweep)
 app.command()(cli_export.export)
 app.command()(cli_plan.plan)

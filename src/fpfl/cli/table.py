@@ -83,7 +83,7 @@ class Planned:
 
 def planned(options: TableOptions, folder: Path, partition_seed: int) -> Planned:
     """The config for a table; paths are relative to the folder."""
-    schema, origin = _schema(options)
+    schema, origin = schema_of(options)
     _check(options, schema, origin)
     sections = _sections(options, schema)
     config = config_of(_text(sections, schema), "the options of fpfl train")
@@ -104,7 +104,7 @@ def free_folder(data: Path) -> Path:
     return next(path for path in (first, *numbered) if not path.exists())
 
 
-def _schema(options: TableOptions) -> tuple[TableSchema, Path]:
+def schema_of(options: TableOptions) -> tuple[TableSchema, Path]:
     """The schema that was named, or lies beside the table."""
     data = options.data
     if not data.is_file():

@@ -125,14 +125,39 @@ class NumberColumn:
 
     What is outside is moved to the range's end; a missing number to its middle, and with
     ``indicator`` a second feature says that it was missing.
+
+    Where they are known, ``centre`` and ``scale`` say where the values lie and how far they spread:
+    from public knowledge, or, with ``measured``, from a private measurement.
     """
 
     name: str
     range: tuple[float, float]
     indicator: bool = False
+    centre: float | None = None
+    scale: float | None = None
+    measured: bool = False
 
     def __post_init__(self) -> None:
-        _check_range(f"the feature {self.name!r}", self.range)
+        where = f"the feature {self.name!r}"
+        _check_range(where, self.range)
+        if (self.centre is None) != (self.scale is None):
+            raise ValueError(
+                f"{where} has centre = {self.centre} and scale = {self.scale}; give both or neither"
+            )
+        if self.centre is not None and self.scale is not None:
+            low, high = self.range
+            if not (low <= self.centre <= high and 0 < self.scale <= high - low):
+                raise ValueError(
+                    f"{where} has centre = {self.centre:g} and scale = {self.scale:g}; expected a "
+                    f"centre in its range [{low:g}, {high:g}], and a scale that is positive and no "
+                    "wider than it"
+                )
+        _check_measured(where, self.measured, self.given)
+
+    @property
+    def given(self) -> bool:
+        """Whether its centre and scale are known."""
+        return self.scale is not None
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -144,14 +169,34 @@ class NumberColumn:
 class CategoryColumn:
     """A feature with public values: a 0/1 feature for each, and one for any other value.
 
-    A missing value has 0 in all of them.
+    A missing value has 0 in all of them. ``shares`` says how common each value is, where that is
+    known: from public knowledge, or, with ``measured``, from a private measurement. What they lack
+    to 1 are other values.
     """
 
     name: str
     values: tuple[Scalar, ...]
+    shares: tuple[float, ...] | None = None
+    measured: bool = False
 
     def __post_init__(self) -> None:
-        _check_values(f"the feature {self.name!r}", self.values, least=1)
+        where = f"the feature {self.name!r}"
+        _check_values(where, self.values, least=1)
+        if self.shares is not None:
+            good = len(self.shares) == len(self.values) and all(
+                0.0 <= share <= 1.0 for share in self.shares
+            )
+            if not good or sum(self.shares) > 1.0 + 1e-9:
+                raise ValueError(
+                    f"{where} has the shares {list(self.shares)}; expected one for each of its "
+                    f"{len(self.values)} values, from 0 to 1, that add up to 1 at most"
+                )
+        _check_measured(where, self.measured, self.given)
+
+    @property
+    def given(self) -> bool:
+        """Whether its shares are known."""
+        return self.shares is not None
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -169,6 +214,33 @@ class AttributeColumn:
 
     def __post_init__(self) -> None:
         _check_values(f"the attribute {self.name!r}", self.values)
+
+
+@dataclass(frozen=True)
+class MeasuredAt:
+    """What the private measurement cost that a schema's figures are from.
+
+    Parameters
+    ----------
+    epsilon, delta
+        Of that one release.
+    neighbours
+        What one user may change.
+    seeded
+        Whether its noise came from a seed: a simulation, which protects nobody.
+    """
+
+    epsilon: float
+    delta: float
+    neighbours: str = "zero-out"
+    seeded: bool = False
+
+    def __post_init__(self) -> None:
+        if not (0 < self.epsilon < sys.float_info.max and 0 < self.delta < 1):
+            raise ValueError(
+                f"measured: ε = {self.epsilon} at δ = {self.delta}; expected a positive ε, and δ "
+                "between 0 and 1"
+            )
 
 
 @dataclass(frozen=True)
@@ -190,6 +262,8 @@ class TableSchema:
         Of a CSV file; None: the one of comma, semicolon, tab and bar that its header has most.
     source
         "declared", or "data" for a draft that was made by looking.
+    measured
+        What the measurement cost that centres, scales and shares are from, where there was one.
     """
 
     label: Label
@@ -201,8 +275,15 @@ class TableSchema:
     missing: tuple[str, ...] = ()
     separator: str | None = None
     source: Source = "declared"
+    measured: MeasuredAt | None = None
 
     def __post_init__(self) -> None:
+        if self.measured is None and any(feature.measured for feature in self.features):
+            names = [feature.name for feature in self.features if feature.measured]
+            raise ValueError(
+                f"the features {names} are marked as measured, and there is no [measured]: say "
+                "what it cost (epsilon, delta), or remove source = 'measured' if they are public"
+            )
         if not self.features:
             raise ValueError(
                 "no features are declared; name the columns to predict from under [features], "
@@ -291,11 +372,23 @@ class TableSchema:
         lines += ["", f"[{dot}features]"]
         for f in self.features:
             if isinstance(f, CategoryColumn):
-                whole = f"{{ values = {toml_list(f.values)} }}"
+                parts = [f"values = {toml_list(f.values)}"]
+                if f.shares is not None:
+                    parts.append(f"shares = {toml_list(f.shares)}")
             else:
-                more = ", indicator = true" if f.indicator else ""
-                whole = f"{{ range = {toml_list(map(_plain, f.range))}{more} }}"
-            lines.append(f"{toml_key(f.name)} = {whole}")
+                parts = [f"range = {toml_list(map(_plain, f.range))}"]
+                if f.indicator:
+                    parts.append("indicator = true")
+                if f.centre is not None and f.scale is not None:
+                    parts += [f"centre = {_plain(f.centre)}", f"scale = {_plain(f.scale)}"]
+            if f.measured:
+                parts.append('source = "measured"')
+            lines.append(f"{toml_key(f.name)} = {{ {', '.join(parts)} }}")
+        if self.measured is not None:
+            cost = self.measured
+            lines += ["", f"[{dot}measured]", f"epsilon = {cost.epsilon}", f"delta = {cost.delta}"]
+            lines.append(f"neighbours = {toml_value(cost.neighbours)}")
+            lines += ["seeded = true"] if cost.seeded else []
         return "\n".join(lines) + "\n"
 
 
@@ -305,6 +398,11 @@ def _check_range(where: str, given: tuple[float, float]) -> None:
         raise ValueError(
             f"{where} has the range [{low:g}, {high:g}]; expected low < high, within ±1e30"
         )
+
+
+def _check_measured(where: str, measured: bool, given: bool) -> None:
+    if measured and not given:
+        raise ValueError(f"{where} is marked as measured, and no figures are given; measure it")
 
 
 def _check_values(where: str, values: tuple[Scalar, ...], least: int = 2) -> None:
@@ -346,7 +444,7 @@ def read_table_schema(path: str | Path) -> TableSchema:
 
 def declared_schema(content: Mapping[str, Any]) -> TableSchema:
     """The schema of a TOML file's content."""
-    _known(content, "the schema", {*_TOP, "label", "attributes", "features"})
+    _known(content, "the schema", {*_TOP, "label", "attributes", "features", "measured"})
     label = _section(content, "label")
     if not label:
         raise ValueError("there is no [label]; give its column, and its classes or its range")
@@ -363,8 +461,21 @@ def declared_schema(content: Mapping[str, Any]) -> TableSchema:
         features=tuple(
             _feature(name, given) for name, given in _section(content, "features").items()
         ),
+        measured=_measured_at(_section(content, "measured")),
         **values,
     )
+
+
+def _measured_at(given: Mapping[str, Any]) -> MeasuredAt | None:
+    if not given:
+        return None
+    _known(given, "[measured]", {"epsilon", "delta", "neighbours", "seeded"})
+    _expect(given, "neighbours", str, "a text")
+    numbers = [_finite(given, name, "[measured]") for name in ("epsilon", "delta")]
+    if numbers[0] is None or numbers[1] is None:
+        raise ValueError("[measured] needs epsilon and delta: what the measurement cost")
+    seeded = _flag(given, "seeded", "[measured]")
+    return MeasuredAt(numbers[0], numbers[1], given.get("neighbours", "zero-out"), seeded)
 
 
 def _label(given: Mapping[str, Any]) -> Label:
@@ -418,10 +529,38 @@ def _feature(name: str, given: Any) -> NumberColumn | CategoryColumn:
         numbers = isinstance(given, list) and all(map(_number, given))
         given = {"range" if numbers else "values": given}
     if "range" in given:
-        _known(given, where, {"range", "indicator"})
-        return NumberColumn(name, _range(given["range"], where), _flag(given, "indicator", where))
-    _known(given, where, {"values"})
-    return CategoryColumn(name, _scalars(given.get("values"), where))
+        _known(given, where, {"range", "indicator", "centre", "scale", "source"})
+        return NumberColumn(
+            name,
+            _range(given["range"], where),
+            _flag(given, "indicator", where),
+            _finite(given, "centre", where),
+            _finite(given, "scale", where),
+            _is_measured(given, where),
+        )
+    _known(given, where, {"values", "shares", "source"})
+    values = _scalars(given.get("values"), where)
+    shares = given.get("shares")
+    if shares is not None and not (isinstance(shares, list) and all(map(_number, shares))):
+        raise ValueError(f"{where}: shares is {shares!r}; expected a number for each value")
+    shares = None if shares is None else tuple(map(float, shares))
+    return CategoryColumn(name, values, shares, _is_measured(given, where))
+
+
+def _is_measured(given: Mapping[str, Any], where: str) -> bool:
+    source = given.get("source", "declared")
+    if source not in ("declared", "measured"):
+        raise ValueError(f"{where}: source is {source!r}; expected 'declared' or 'measured'")
+    return bool(source == "measured")
+
+
+def _finite(given: Mapping[str, Any], name: str, where: str) -> float | None:
+    value = given.get(name)
+    if value is None:
+        return None
+    if not _number(value):
+        raise ValueError(f"{where}: {name} is {value!r}; expected a number")
+    return float(value)
 
 
 def _known(given: Mapping[str, Any], where: str, keys: set[str]) -> None:

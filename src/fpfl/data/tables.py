@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fpfl.data.checks import refusing
+from fpfl.data.checks import checked_by_user, refusing
 from fpfl.data.federated import MOST_MISSING, FederatedDataset
 from fpfl.data.schema import scale_by_ranges
 from fpfl.data.table_files import Rows, bare, table_rows, title
@@ -70,6 +72,56 @@ def table_and_ids(table: Any, schema: TableSchema) -> tuple[FederatedDataset, fr
         return _dataset(*columns, seen, schema), frozenset(encode.users)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
+
+
+@dataclass(frozen=True)
+class TableColumns:
+    """Some columns of a table as they are: nothing scaled, filled or left out.
+
+    Parameters
+    ----------
+    numbers
+        Columns of numbers: NaN where there is none, infinity for what is no number.
+    codes
+        Columns of categories: the number of the declared value, `UNKNOWN` or `STRANGE`.
+    users
+        Every row's user, numbered in the order of their ids.
+    population
+        K: declared, or how many users there are.
+    """
+
+    numbers: dict[str, NDArray[np.float64]]
+    codes: dict[str, NDArray[np.int64]]
+    users: NDArray[np.int64]
+    population: int
+
+
+def table_columns(table: Any, schema: TableSchema, names: Collection[str]) -> TableColumns:
+    """Read declared columns, with whatever is in them: no cell is an error, for it is its user's.
+
+    A line that cannot be read as a row belongs to nobody.
+    """
+    encode = _Encoder(schema, title(table))
+    texts, numbers = (
+        [name for name in wanted if name in {*names, schema.user}] for wanted in encode.wanted()
+    )
+    with checked_by_user():
+        parts = [
+            encode.columns(rows, texts, numbers)
+            for rows in table_rows(table, texts, numbers, schema.separator)
+        ]
+    users = np.concatenate([np.zeros(0, dtype=np.int64), *(part[""] for part in parts)])
+    users, seen = encode.in_order(users)
+
+    def whole(name: str, kind: type) -> NDArray[Any]:
+        return np.concatenate([np.zeros(0, dtype=kind), *(part[name] for part in parts)])
+
+    return TableColumns(
+        {name: whole(name, np.float64) for name in numbers},
+        {name: whole(name, np.int64) for name in texts if name in names},
+        users,
+        schema.population or seen,
+    )
 
 
 def _dataset(
@@ -136,6 +188,18 @@ class _Encoder:
         # Not a number in any column: their user sends zero.
         features[self.broken] = np.nan
         return features, labels, kept | self.broken, groups, users
+
+    def columns(
+        self, rows: Rows, texts: Collection[str], numbers: Collection[str]
+    ) -> dict[str, NDArray[Any]]:
+        """Columns as codes and as numbers; under the empty name the users' numbers."""
+        self.broken = np.zeros(rows.count, dtype=bool)
+        known = {**self.attributes, **self.categories}
+        if self.classes is not None:
+            known[self.schema.label.column] = self.classes
+        found: dict[str, NDArray[Any]] = {"": self._users(rows)}
+        found |= {name: self._codes(rows, name, known[name]) for name in texts if name in known}
+        return found | {name: self._numbers(rows, name, "a number") for name in numbers}
 
     def in_order(self, users: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
         """Users numbered by their ids, whatever the order of rows; and how many there are."""

@@ -234,7 +234,8 @@ class OneGradient:
         if self.spread is None:
             return torch.ones_like(state.multipliers)
         n = state.counts()[:, :-1]
-        deviation = ((state.noise / n).square() + 0.25 / n).sqrt()
+        one = n.reciprocal()
+        deviation = ((one * state.noise).square() + one * 0.25).sqrt()
         return (self.spread / deviation).clamp(max=MOST)
 
     def _given(self, asked: Tensor, state: AveragedState, normaliser: float) -> Tensor:

@@ -49,9 +49,8 @@ class Tran:
         difference = totals.differences()
         known = ~difference.isnan()
         violation = torch.where(known, difference.abs(), torch.zeros_like(difference))
-        multipliers = (state.multipliers + self.multiplier_lr * violation).clamp(
-            max=self.max_multiplier
-        )
+        most = torch.as_tensor(self.max_multiplier, dtype=violation.dtype, device=violation.device)
+        multipliers = torch.minimum(state.multipliers + self.multiplier_lr * violation, most)
         overall_n, n = totals.divisors()
         overall = totals.overall_F_gradient / overall_n.unsqueeze(-1)
         groups = totals.F_gradient / n.unsqueeze(-1)

@@ -55,6 +55,7 @@ class RunLedger:
         self.charged: set[int] = set()
         self.changes: list[dict[str, Any]] = []
         self.evaluations: list[dict[str, Any]] = []
+        self.measurements: list[dict[str, Any]] = []
         self._charge_lines = 0
         self._mechanism = self.terms.mechanism if self.terms else None
         self._rounds = self.terms.rounds if self.terms else 0
@@ -287,6 +288,39 @@ class RunLedger:
         self._take({"kind": "evaluation", **record})
         self.chain.sync()
 
+    def measurement(self, mechanism: Mechanism, epsilon: float, delta: float) -> None:
+        """Charge the one private measurement of the run's own users, before it is released.
+
+        The population's ledger first, where the run has it open: what that refuses is written down
+        nowhere. A measurement that was charged and then lost (a crash before it was written down)
+        stays charged, and is not made again.
+        """
+        if self.measurements:
+            known = self.measurements[0]
+            raise BudgetExhaustedError(
+                f"this run has charged a measurement already (ε = {known['epsilon']:g} at "
+                f"δ = {known['delta']:g}); a second release would cost as much again and is not "
+                "made. Use the figures that were released; if a crash lost them, measure apart "
+                "from this run, charged to the population's ledger"
+            )
+        own = self.terms.mechanism if self.terms else None
+        if own is not None and (own.population, own.neighbours) != (
+            mechanism.population,
+            mechanism.neighbours,
+        ):
+            raise ValueError(
+                f"the run is about {own.population:,} users with {own.neighbours!r} neighbours, "
+                f"and the measurement about {mechanism.population:,} with "
+                f"{mechanism.neighbours!r}; measure the same users in the same way"
+            )
+        if self.population is not None:
+            self.population.charge(self.run, mechanism, None, "measurement")
+            self.population.sync()
+        record = {"mechanism": mechanism.as_dict(), "epsilon": epsilon, "delta": delta}
+        self.chain.append("measurement", **record)
+        self._take({"kind": "measurement", **record})
+        self.chain.sync()
+
     def finish(self, rounds: int, stopped: str | None) -> None:
         """Record that the run ended after so many rounds, and that its result was saved."""
         self.chain.append("finish", rounds=rounds, stopped=stopped)
@@ -321,6 +355,8 @@ class RunLedger:
             self.changes.append(record)
         elif kind == "evaluation":
             self.evaluations.append(record)
+        elif kind == "measurement":
+            self.measurements.append(record)
 
     def _evaluated(self, model: str | None) -> dict[str, Any] | None:
         """The private evaluation of the model that the run ended with last; None: not yet."""

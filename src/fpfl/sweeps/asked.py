@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
-from torch import nn
+import numpy as np
+from torch import Tensor, nn
 
 from fpfl.data.federated import FederatedDataset
 from fpfl.fairness.constraints import Constraint
@@ -118,8 +119,18 @@ def described(name: str, value: Any) -> Any:
         return plain_optimizer(value)
     if isinstance(value, Mapping):
         return {str(each): described(str(each), found) for each, found in value.items()}
+    if isinstance(value, Tensor | np.ndarray):
+        return value.tolist()
     if isinstance(value, Iterable):
         return [described(name, each) for each in value]
+    kind: Any = type(value)
+    if kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__:
+        # Its text is where it is in memory: another session would never ask for the same.
+        own = getattr(value, "__dict__", {})
+        return {
+            "kind": kind.__name__,
+            **{each: described(each, found) for each, found in own.items()},
+        }
     return str(value)
 
 

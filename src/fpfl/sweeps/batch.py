@@ -8,21 +8,22 @@ grouped is trained one after the other.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from fpfl.aggregation.sums import ThirdParty
 from fpfl.data.federated import FederatedDataset
 from fpfl.numerics.randomness import RoundStreams
 from fpfl.runs.resume import statement
 from fpfl.server.loop import serve
 from fpfl.server.ranks import Ranks
+from fpfl.sweeps.alike import made_of
 from fpfl.sweeps.release import Sampled, SideBySide
-from fpfl.sweeps.servers import Servers, shape
+from fpfl.sweeps.servers import Servers, can_be_mapped, shape
 from fpfl.training.run import Run
 from fpfl.training.session import Prepared, finished, prepare, train
 from fpfl.training.spec import noise_notes
@@ -100,17 +101,24 @@ def trained(
     alone: list[int] = []
     moved: dict[Any, FederatedDataset] = {}
     for number, job in enumerate(jobs):
-        settings = dict(job.settings)
-        budget = settings.pop("memory", None)
+        given = dict(job.settings)
+        budget = given.pop("memory", None)
         if not _can_be_grouped(job):
             alone.append(number)
             continue
-        made = prepare(job.model, _beside(job, moved), **settings)
+        made = prepare(job.model, _beside(job, moved), **given)
+        if not tried_before_a_run(made.spec.flat.vector().device, made.third_party):
+            alone.append(number)
+            continue
         group = groups.setdefault((_shape(made), budget), _Group(memory=budget))
         group.numbers.append(number)
         group.trainings.append(made)
     for group in groups.values():
         if len(group.numbers) == 1:
+            alone += group.numbers
+            continue
+        settings = [each.spec.server(each.third_party) for each in group.trainings]
+        if not can_be_mapped(settings, group.trainings[0].spec.flat.vector()):
             alone += group.numbers
             continue
         engine, refused = _engine(group.trainings, group.memory)
@@ -133,6 +141,16 @@ def _can_be_grouped(job: Job) -> bool:
     return Ranks.current().size == 1 and not getattr(job.data, "lazy", True)
 
 
+def tried_before_a_run(device: torch.device, third_party: ThirdParty) -> bool:
+    """Whether all kernels of a group are those that are tried before a private run begins.
+
+    On a GPU the products of several runs are another kernel (`fpfl.users.steady`), which nothing
+    has tried: where the noise is real, so is what it has to hide.
+    """
+    real = third_party.plan is not None and not third_party.source.seeded
+    return device.type == "cpu" or not real
+
+
 def _beside(job: Job, moved: dict[Any, FederatedDataset]) -> FederatedDataset:
     """The job's population on its device; one that several jobs share is moved and checked once."""
     parameter = next(iter(job.model.parameters()), torch.zeros(()))
@@ -151,28 +169,18 @@ def _shape(made: Prepared) -> tuple[Any, ...]:
     spec = made.spec
     w, constraint = spec.flat.vector(), spec.constraint
     return (
-        str(spec.flat.module),
+        made_of(spec.flat.module),
         spec.flat.names,
         spec.flat.shapes,
-        (w.dtype, str(w.device), spec.flat.module.training),
-        _fixed(spec.flat.module, spec.flat.names),
+        (w.dtype, str(w.device), made.data.features.dtype, made.data.labels.dtype),
         replace(spec.schema, population=None),
-        None if constraint is None else repr(replace(constraint, tolerance=0.5)),
+        None if constraint is None else made_of(replace(constraint, tolerance=0.5)),
         shape(spec.server(made.third_party)),
         tuple((rule.name, tuple(rule.parts), rule.order) for rule in made.third_party.rules),
         spec.plan is None,
         spec.optimizer is None,
         (spec.cohort, spec.samples_per_user, spec.local, made.precision),
     )
-
-
-def _fixed(module: nn.Module, trained: Sequence[str]) -> str:
-    """A digest of what is not trained: it is the same in all runs of a group."""
-    digest = hashlib.sha256()
-    for name, value in module.state_dict().items():
-        if name not in trained:
-            digest.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _engine(trainings: Sequence[Prepared], memory: int | None) -> tuple[CohortEngine, str | None]:
@@ -277,10 +285,9 @@ def _sampled(made: Prepared, first: int) -> Sampled:
     return Sampled(sampling, *streams, same, first, participation, random)
 
 
-def _rates(group: _Group) -> Tensor | None:
+def _rates(group: _Group) -> list[float] | None:
     """Each run's η, where all take plain steps."""
     specs = [each.spec for each in group.trainings]
     if any(spec.optimizer is not None for spec in specs):
         return None
-    w = specs[0].flat.vector()
-    return torch.tensor([spec.learning_rate for spec in specs], dtype=w.dtype, device=w.device)
+    return [spec.learning_rate for spec in specs]

@@ -170,8 +170,9 @@ class Choice:
             names += f"; and {more} more" if more > 0 else ""
             what = "gap" if self.met is False else self.measure
             lines.append(f"Cannot be told apart from it by {what}: {names}.")
-        elif len(self.settings) > 1:
-            lines.append("No other can be taken for it by chance.")
+        elif any(each is not best and each.within == best.within for each in self.settings):
+            where = {None: "", True: " within α", False: " beyond α"}[self.met]
+            lines.append(f"No other setting{where} can be taken for it by chance.")
         if self.doubtful:
             names = "; ".join(each.name for each in self.doubtful[:_NAMED])
             lines.append(f"Left out by a gap that chance may have put above α: {names}.")

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.func import vmap
 
 from fpfl.fairness.totals import Counts, Weights
-from fpfl.methods import MethodState
-from fpfl.methods.base import ReweightingMethod
+from fpfl.methods import MMDM, MethodState, OneGradient, Tran
+from fpfl.methods.base import ReweightingMethod, Unconstrained
 from fpfl.server.loop import (
     Outcome,
     RoundEvent,
@@ -33,6 +33,10 @@ from fpfl.server.loop import (
 )
 from fpfl.server.selection import Candidate
 from fpfl.server.state import ServerState
+from fpfl.sweeps.alike import made_of
+
+_OURS = (MMDM, OneGradient, Tran, Unconstrained)
+"""Methods whose step is known to do for all runs what it does for one."""
 
 NUMBERS = ("normaliser", "tolerance", "smallest_count", "count_noise")
 """What runs' servers may differ in, besides their methods' numbers."""
@@ -47,11 +51,42 @@ def shape(settings: ServerSettings) -> tuple[Any, ...]:
         settings.selection,
         settings.selection_window,
         type(method),
-        tuple(
-            (name, None if _is_number(value) else repr(value))
-            for name, value in sorted(vars(method).items())
+        made_of(
+            {name: value for name, value in vars(method).items() if not _is_number(value)}
+            if _has_numbers(method)
+            else method
         ),
     )
+
+
+def can_be_mapped(settings: Sequence[ServerSettings], like: Tensor) -> bool:
+    """Whether the step of servers of one shape can be taken for all of them at once.
+
+    A method of one's own may decide by what was measured, draw numbers, or remember something
+    outside its state; so it is tried, on made-up totals.
+    """
+    if all(type(each.method) in _OURS for each in settings):
+        return True
+    own = [replace(each, method=copy.deepcopy(each.method)) for each in settings]
+    first, before = own[0], made_of(own[0].method)
+    w = like.new_zeros(len(own), first.layout.parameters)
+    v = like.new_ones(len(own), first.layout.size)
+    try:
+        weights_of(first, step(first, begin(w[0], first).method, v[0])[0])
+        if made_of(first.method) != before:
+            return False
+        servers = Servers(w, own, [0.0] * len(own))
+        _ = servers.weights
+        servers.take(1, v)
+        _ = servers.weights
+    except Exception:
+        return False
+    return True
+
+
+def _has_numbers(method: Any) -> bool:
+    """Whether a method's numbers may differ between runs (`_with` puts them in their places)."""
+    return is_dataclass(method) and hasattr(method, "__dict__")
 
 
 def _is_number(value: Any) -> bool:
@@ -79,11 +114,14 @@ class Servers:
     settings
         Their settings, which differ in numbers alone (`shape`).
     learning_rates
-        η of plain SGD for every run, (R,); None where they have optimisers of their own.
+        η of plain SGD for every run; None where they have optimisers of their own.
     """
 
     def __init__(
-        self, w: Tensor, settings: Sequence[ServerSettings], learning_rates: Tensor | None
+        self,
+        w: Tensor,
+        settings: Sequence[ServerSettings],
+        learning_rates: Sequence[float] | None,
     ) -> None:
         self.settings, self.first, self.rounds = list(settings), 1, settings[0].rounds
         self.diverged: str | None = None
@@ -95,11 +133,11 @@ class Servers:
                 # A view of its row: what the optimiser changes is changed there.
                 parameter = torch.nn.Parameter(own)
                 self._optimizers.append((parameter, each.optimizer([parameter])))
-        state = begin(w[0], settings[0]).method
-        self._kind = type(state)
+        states = [begin(own, each).method for own, each in zip(w, settings, strict=True)]
+        self._kind = type(states[0])
         self._state = {
-            field.name: _stacked([getattr(state, field.name)] * len(w), w)
-            for field in fields(state)
+            field.name: _stacked([getattr(state, field.name) for state in states], w)
+            for field in fields(states[0])
         }
         common, own = _differing(settings, w)
         self._step = vmap(_step_of(common, self._kind), in_dims=(0, 0, 0))
@@ -133,18 +171,22 @@ class Servers:
         """
         before = self.w
         state, direction, found, counts = self._step(self._state, v, self._numbers)
-        if self._rates is not None:
-            self._w.sub_(self._rates.unsqueeze(1) * direction)
-        for (parameter, optimizer), own in zip(self._optimizers, direction, strict=False):
+        for own, slope, rate in zip(self._w, direction, self._rates or (), strict=False):
+            own.add_(slope, alpha=-rate)  # as `torch.optim.SGD` does, to the last bit
+        for row_of_w, (parameter, optimizer), own in zip(
+            self._w, self._optimizers, direction, strict=False
+        ):
             parameter.grad = own
             optimizer.step()
+            if parameter.data_ptr() != row_of_w.data_ptr():  # it has put new numbers in its place
+                row_of_w.copy_(parameter.detach())
         finite = (direction.sum(dim=1) + self._w.sum(dim=1)).isfinite()
         self._ended = torch.where(self._alive & ~finite, t, self._ended)
         self._alive = self._alive & finite
         self._w.copy_(torch.where(self._alive.unsqueeze(1), self._w, before))
         self._state = {
-            name: torch.where(_like(self._alive, value), value, self._state[name])
-            for name, value in state.items()
+            name: torch.where(_like(self._alive, old), state[name].to(old.dtype), old)
+            for name, old in self._state.items()
         }
         self._found.append(found)
         self._observe(t, before, counts)
@@ -294,21 +336,30 @@ def _differing(
     """What the runs have in common, and by name the numbers that they differ in, (R,)."""
     first = settings[0]
     values = {name: [getattr(each, name) for each in settings] for name in NUMBERS}
-    if is_dataclass(first.method):
+    if _has_numbers(first.method):
         for name, value in vars(first.method).items():
             if _is_number(value):
                 values[f"method.{name}"] = [getattr(each.method, name) for each in settings]
-    # Not of the model's type where that is coarser: a tolerance is what it is.
-    kind = like.dtype
+    # A method's own in double precision, as Python's numbers are: what is computed with them before
+    # they meet a tensor is rounded once, as it is in a single run.
     return first, {
-        name: torch.tensor(each, dtype=kind, device=like.device)
+        name: torch.tensor(
+            each, dtype=like.dtype if name in NUMBERS else torch.float64, device=like.device
+        )
         for name, each in values.items()
         if len(set(each)) > 1
     }
 
 
 def _stacked(values: list[Any], like: Tensor) -> Tensor:
-    return torch.stack([torch.as_tensor(each).to(like) for each in values])
+    return torch.stack([_as_tensor(each, like) for each in values])
+
+
+def _as_tensor(value: Any, like: Tensor) -> Tensor:
+    """A number of a state as a tensor; what is no fraction (a count, a mark) stays what it is."""
+    if isinstance(value, Tensor) and not value.is_floating_point():
+        return value.to(like.device)
+    return torch.as_tensor(value).to(like)
 
 
 def _plain(state: MethodState, like: Tensor) -> dict[str, Tensor]:

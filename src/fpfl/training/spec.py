@@ -577,5 +577,7 @@ def plain_value(value: Any) -> Any:
         return value
     if is_dataclass(value) and not isinstance(value, type):
         kind = type(value).__name__
-        return {"kind": kind, **written(kind, asdict(value))}
+        found = asdict(value).items()
+        numbers = {n: v.tolist() if isinstance(v, Tensor | np.ndarray) else v for n, v in found}
+        return {"kind": kind, **written(kind, numbers)}
     return repr(value)
