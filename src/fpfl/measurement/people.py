@@ -113,7 +113,9 @@ def _declared(schema: TableSchema) -> dict[str, NumberColumn | CategoryCells]:
     known: dict[str, NumberColumn | CategoryCells] = {}
     label = schema.label
     if label.classes is not None:
-        known[label.column] = CategoryCells(label.column, tuple(map(_text, label.classes)))
+        # What the table has: the cells of a merged class are counted one by one.
+        texts = tuple(_text(cell) for cells in label.cells for cell in cells)
+        known[label.column] = CategoryCells(label.column, texts)
     elif label.range is not None:
         known[label.column] = NumberColumn(label.column, label.range)
     for attribute in schema.attributes:
