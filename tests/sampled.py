@@ -274,7 +274,13 @@ def kept_facts(run: Path) -> dict[str, Any]:
         "multipliers": method.multipliers.tolist(),
         "rule": (chosen.rule, chosen.rounds, chosen.tolerance, chosen.window),
         "recent": [
-            (brief(w), counts.F.tolist(), counts.n.tolist(), counts.accuracy(), counts.gap())
+            (
+                brief(w),
+                counts.F.tolist(),
+                counts.n.tolist(),
+                float(counts.accuracy()),
+                float(counts.gap()),
+            )
             for w, counts in chosen.recent
         ],
         "best": best and (brief(best.w), best.rounds, best.accuracy, best.gap, best.fair),

@@ -250,6 +250,15 @@ def test_a_copied_folder_is_noticed(tmp_path: Path) -> None:
     go_on(tmp_path / "copy", noise_seed=None, moved=True)
 
 
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_ledger_that_was_cut_to_its_first_line_is_refused(tmp_path: Path, moved: bool) -> None:
+    folder = begun(tmp_path / "run", noise_seed=None)
+    path = folder / "ledger.jsonl"
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
+    with pytest.raises(ChainError, match="lines were taken out of it"):
+        go_on(folder, noise_seed=None, moved=moved)
+
+
 def test_a_copy_is_not_evaluated_beside_the_original(tmp_path: Path) -> None:
     train(tmp_path / "run", noise_seed=None)
     shutil.copytree(tmp_path / "run", tmp_path / "copy")

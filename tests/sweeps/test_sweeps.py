@@ -371,12 +371,13 @@ import test_sweeps as t
 
 if __name__ == "__main__":
     resume = sys.argv[1] == "resume"
-    sweep = t.fpfl.sweep(t.model, t.PEOPLE, t.MANY, **t.COMMON | {{"rounds": 40}},
+    sweep = t.fpfl.sweep(t.model, t.PEOPLE, t.MANY, **t.COMMON | {{"rounds": 150}},
                          folder={folder!r}, jobs={jobs}, resume=resume)
     for found in sweep:
         print("finished", found.number, flush=True)
 """
-MANY = fpfl.grid(learning_rate=[0.1, 0.2, 0.3, 0.4], seed=range(3))
+MANY = [{"cohort": 10 + run, "seed": run % 3} for run in range(12)]
+"""No two of a shape: they finish one after the other."""
 
 
 def started(tmp_path: Path, jobs: int, word: str) -> subprocess.Popen[str]:

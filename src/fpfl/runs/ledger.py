@@ -410,7 +410,13 @@ class RunLedger:
         return PrivacyFilter(terms.budget, terms.delta, terms.order)
 
     def _check_copy(self, path: Path, moved: bool) -> None:
-        last = [r for r in self.chain.records if r["kind"] == "place"][-1]
+        places = [r for r in self.chain.records if r["kind"] == "place"]
+        if not places:  # both lines were there before the file was
+            raise ChainError(
+                f"{path} has no line that says where the run is: lines were taken out of it. Put "
+                "an intact copy in its place"
+            )
+        last = places[-1]
         if last["folder"] != _identity(path) and not moved:
             raise CopiedRunError(
                 f"{path.parent} is not the folder that this run was written to: it was copied, "
