@@ -244,7 +244,8 @@ def sweeps_table(found: dict[str, Any]) -> str:
             ratio = [f"{other['seconds'] / first['seconds']:.2f}" for other in turn[1:]] or ["–"]
             where = "H200" if rest.endswith("cuda") else "CPU"
             lines.append(
-                f"| {first['runs']:,} of {'Adult' if what == 'adult' else 'the CNN'}, {where} | "
+                f"| {first['runs']:,} of {'Adult' if what == 'adult' else 'the CNN'}, {where}"
+                f"{', a process each' if first['runs'] == first['workers'] else ''} | "
                 f"{first['rounds']:,} | {first['workers']} | {first['seconds']:.1f} s | "
                 f"{apart[0]} | {ratio[0]} |"
             )
