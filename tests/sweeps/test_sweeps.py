@@ -365,16 +365,18 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(
 
 
 SCRIPT = """
-import sys
+import sys, time
 sys.path[:0] = {paths!r}
 import test_sweeps as t
 
 if __name__ == "__main__":
     resume = sys.argv[1] == "resume"
-    sweep = t.fpfl.sweep(t.model, t.PEOPLE, t.MANY, **t.COMMON | {{"rounds": 150}},
+    sweep = t.fpfl.sweep(t.model, t.PEOPLE, t.MANY, **t.COMMON | {{"rounds": 40}},
                          folder={folder!r}, jobs={jobs}, resume=resume)
-    for found in sweep:
+    for count, found in enumerate(sweep, start=1):
         print("finished", found.number, flush=True)
+        if count == 3 and not resume:
+            time.sleep(60)  # until it is ended: a fast machine would be through before
 """
 MANY = [{"cohort": 10 + run, "seed": run % 3} for run in range(12)]
 """No two of a shape: they finish one after the other."""
