@@ -393,6 +393,8 @@ def started(tmp_path: Path, jobs: int, word: str) -> subprocess.Popen[str]:
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         start_new_session=True,
+        # Whoever runs the tests in the background may ignore Ctrl-C, and so would a child.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
