@@ -16,10 +16,12 @@ from torch import nn
 
 import fpfl
 from fpfl.numerics.randomness import RoundStreams
+from fpfl.numerics.summing import ByRun
 from fpfl.server.simulation import Simulation
 from fpfl.sweeps import batch
 from fpfl.sweeps.batch import Job, trained
 from fpfl.training.session import prepare
+from fpfl.users.factored import FactoredGradients
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::fpfl.FpflWarning"),
@@ -744,3 +746,14 @@ def test_rates_of_one_name_that_count_other_things_are_not_mixed() -> None:
         single = alone(one)
         for name, value in run.model.state_dict().items():
             assert torch.equal(value, single.model.state_dict()[name])
+
+
+def test_users_of_one_run_in_several_products_are_added_up() -> None:
+    """512 users and more of one run, in a chunk where another run has none."""
+    users = 600
+    gradients = FactoredGradients(
+        (), torch.ones(1, users), torch.ones(users, 0), np.ones(users, dtype=np.int64), 1,
+        runs=ByRun(2, torch.zeros(users, dtype=torch.int64)),
+    )  # fmt: skip
+    assert [run for run, _ in gradients._parts] == [0, 0]
+    assert gradients._by_run(torch.tensor([[3], [4]])).tolist() == [[7], [0]]

@@ -32,9 +32,9 @@ from fpfl.heldout.estimates import Cells, Judge
 from fpfl.heldout.intervals import Floats
 from fpfl.heldout.result import PrivateEvaluation, statement
 from fpfl.privacy.assumptions import ALONE
-from fpfl.privacy.filter import Mechanism
+from fpfl.privacy.filter import OneRelease
 from fpfl.privacy.gaussian import gaussian_epsilon, gaussian_noise_multiplier
-from fpfl.privacy.plan import Neighbours, PrivacyPlan
+from fpfl.privacy.plan import PrivacyPlan
 from fpfl.users import task
 from fpfl.users.isolation import Outputs
 from fpfl.users.packing import Ints
@@ -147,7 +147,7 @@ def _outputs(outputs: Outputs, features: Tensor, data: FederatedDataset) -> tupl
 
 
 @dataclass(frozen=True)
-class HeldoutPlan:
+class HeldoutPlan(OneRelease):
     """All that is public about a private evaluation; :func:`fpfl.heldout.plan_heldout` makes it.
 
     A ledger charges its ``mechanism`` (or ``epsilon`` and ``delta``) after :meth:`check` and before
@@ -169,32 +169,6 @@ class HeldoutPlan:
     bound: float
     confidence: float
     privacy: PrivacyPlan = field(repr=False)
-
-    @property
-    def mechanism(self) -> Mechanism:
-        """What a ledger charges: one release in which everyone takes part."""
-        users = self.population
-        return Mechanism("all", users, users, self.noise_multiplier, self.neighbours)
-
-    @property
-    def population(self) -> int:
-        """K: how many users are held out."""
-        return self.privacy.population
-
-    @property
-    def neighbours(self) -> Neighbours:
-        """Which populations count as neighbours."""
-        return self.privacy.neighbours
-
-    @property
-    def delta(self) -> float:
-        """δ."""
-        return self.privacy.delta
-
-    @property
-    def noise_multiplier(self) -> float:
-        """σ = s/C."""
-        return self.privacy.noise_multiplier
 
     @property
     def sensitivity(self) -> int:

@@ -34,7 +34,7 @@ from fpfl.measurement.counting import STEP_BITS
 from fpfl.measurement.intervals import rank_error
 from fpfl.privacy.assumptions import check_declared
 from fpfl.privacy.budget import PopulationLedger
-from fpfl.privacy.filter import Mechanism
+from fpfl.privacy.filter import OneRelease
 from fpfl.privacy.gaussian import gaussian_epsilon, gaussian_noise_multiplier
 from fpfl.privacy.plan import Block, Neighbours, PrivacyPlan
 
@@ -44,7 +44,7 @@ _LARGEST = 100.0
 
 
 @dataclass(frozen=True)
-class MeasurementPlan:
+class MeasurementPlan(OneRelease):
     """All that is public about a measurement; `plan_measurement` makes it.
 
     Parameters
@@ -63,32 +63,6 @@ class MeasurementPlan:
     privacy: PrivacyPlan
     confidence: float = 0.95
     declared: bool = False
-
-    @property
-    def mechanism(self) -> Mechanism:
-        """What a ledger charges, or an accountant composes."""
-        users = self.population
-        return Mechanism("all", users, users, self.noise_multiplier, self.neighbours)
-
-    @property
-    def population(self) -> int:
-        """K."""
-        return self.privacy.population
-
-    @property
-    def neighbours(self) -> Neighbours:
-        """Which populations count as neighbours."""
-        return self.privacy.neighbours
-
-    @property
-    def delta(self) -> float:
-        """δ."""
-        return self.privacy.delta
-
-    @property
-    def noise_multiplier(self) -> float:
-        """σ = s/C."""
-        return self.privacy.noise_multiplier
 
     @property
     def size(self) -> int:

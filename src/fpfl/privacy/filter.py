@@ -215,6 +215,44 @@ def good_order(epsilon: float, delta: float, mechanism: Mechanism | None = None)
     return order if mechanism is None else best(mechanism.renyi, order)
 
 
+class OneRelease:
+    """What is planned to be released once, with everybody taking part.
+
+    Attributes
+    ----------
+    privacy
+        The same as a privacy plan: one round.
+    """
+
+    privacy: PrivacyPlan
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """What a ledger charges, or an accountant composes."""
+        users = self.population
+        return Mechanism("all", users, users, self.noise_multiplier, self.neighbours)
+
+    @property
+    def population(self) -> int:
+        """K: how many users there are."""
+        return self.privacy.population
+
+    @property
+    def neighbours(self) -> Neighbours:
+        """Which populations count as neighbours."""
+        return self.privacy.neighbours
+
+    @property
+    def delta(self) -> float:
+        """δ."""
+        return self.privacy.delta
+
+    @property
+    def noise_multiplier(self) -> float:
+        """σ = s/C."""
+        return self.privacy.noise_multiplier
+
+
 @dataclass(frozen=True)
 class PrivacyFilter:
     """A budget of ε at δ, kept at one Rényi order, for releases chosen one after the other.
