@@ -326,9 +326,10 @@ class Reader:
         factored: bool = False,
         unfinished: bool = False,
     ) -> Chunk:
-        packed = pack(cells, self.steps)
         if factored:
             packed = side_by_side(cells, members.runs, self.tile)
+        else:
+            packed = pack(cells, self.steps)
         if packed.one_cell_each:
             members = members.some(packed.owner)  # in the order of their cells
         device, dtype = self.like.device, self.like.dtype
