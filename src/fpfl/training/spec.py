@@ -26,7 +26,7 @@ from fpfl.methods import MMDM, Method, ReweightingMethod, Unconstrained
 from fpfl.methods.base import Surrogate
 from fpfl.privacy.plan import Block, PrivacyPlan
 from fpfl.privacy.sampling import FixedSizeSampling, PoissonSampling
-from fpfl.privacy.settings import Clipping, Privacy, Sampling
+from fpfl.privacy.settings import JOINT, Clipping, Privacy, Sampling
 from fpfl.server.bound import BoundControl
 from fpfl.server.loop import OptimizerFactory, ServerSettings
 from fpfl.server.selection import Rule
@@ -555,6 +555,9 @@ def noise_notes(
     stddev = count_noise(third_party, layout)
     apart = layout.basis == "split"
     stddev *= 2.0**0.5 if apart else 1.0  # n' is the sum of two noisy numbers there
+    joint = next((b.bound for b in third_party.plan.blocks if b.name == JOINT), None)
+    if joint is not None:  # a bound that adapts takes the noise of counts with it
+        stddev *= sum(row.get("clip_bound", joint) for row in history) / (len(history) * joint)
     dominated = []
     for rate in layout.rates:
         means = {
