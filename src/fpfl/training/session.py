@@ -32,7 +32,7 @@ from fpfl.privacy.statement import PrivacyStatement
 from fpfl.runs.fingerprints import data_fingerprint
 from fpfl.runs.folder import OpenRun, RunFolder, as_run_folder
 from fpfl.runs.journal import PopulationJournal
-from fpfl.runs.resume import Kept, begun_with, noise_kept, opened, statement
+from fpfl.runs.resume import Kept, begun_with, noise_kept, opened, statement, table_kept
 from fpfl.server.events import Training, Watching, parts_of
 from fpfl.server.loop import Callback, Federation, OptimizerFactory, Outcome, Server, begin, serve
 from fpfl.server.ranks import Ranks
@@ -266,6 +266,8 @@ def prepare(
     check_words("best", sampling, 1, precision)
     flat, data = prepared(model, data, device)
     spec = TrainingSpec.settle(flat, data.schema, population=data.K, privacy=privacy, **settings)
+    if where is not None:
+        spec = replace(spec, table=table_kept(where))
     if privacy is None or noise_seed is not None:
         # A real private run says nothing about its data but through noise.
         check_data(data, spec.constraint)

@@ -33,7 +33,7 @@ from fpfl.server.state import Row
 from fpfl.training.defaults import with_counts
 from fpfl.users.engine import MEMORY_BUDGET, CohortEngine, make_layout
 from fpfl.users.flat import FlatModel
-from fpfl.users.layout import Layout
+from fpfl.users.layout import Layout, table_classes
 from fpfl.users.local import FederatedAveraging
 from fpfl.users.precision import Precision
 from fpfl.users.task import check_model
@@ -78,6 +78,9 @@ class TrainingSpec:
     noise
         What the plan's noise follows from, where that is not ``privacy``: a run that goes on keeps
         the noise it had.
+    table
+        Whether v has the confusion table where classes are few: a run that was begun before there
+        was one goes on with hits and misses.
     """
 
     flat: FlatModel
@@ -97,6 +100,7 @@ class TrainingSpec:
     samples_per_user: int | None
     local: FederatedAveraging | None
     noise: Privacy | None = None
+    table: bool = True
 
     @classmethod
     def settle(
@@ -156,7 +160,9 @@ class TrainingSpec:
     @cached_property
     def layout(self) -> Layout:
         """What is where in v."""
-        return layout_of(self.flat.size, self.schema, self.constraint, self.method, self.clipping)
+        return layout_of(
+            self.flat.size, self.schema, self.constraint, self.method, self.clipping, self.table
+        )
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -199,6 +205,7 @@ class TrainingSpec:
             form=self.layout.form,
             surrogate=method.surrogate if reweighting else "loss",  # type: ignore[attr-defined]
             local=self.local,
+            table=self.table,
             **how,
         )
 
@@ -235,7 +242,7 @@ class TrainingSpec:
             "optimizer": None if self.optimizer is None else plain_optimizer(self.optimizer),
             "selection": self.selection,
             "selection_window": self.selection_window,
-            "layout": plain_value(self.layout),
+            "layout": plain_layout(self.layout),
             "samples_per_user": self.samples_per_user,
             "local": plain_value(self.local),
         }
@@ -247,6 +254,7 @@ def layout_of(
     constraint: Constraint | None,
     method: Method,
     clipping: Clipping | None,
+    table: bool = True,
 ) -> Layout:
     """What is where in the v of a model with so many parameters."""
     return make_layout(
@@ -256,6 +264,7 @@ def layout_of(
         basis="split" if clipping is not None and clipping.counts else "paper",
         clipped=clipping is not None and clipping.clipped_share is not None,
         form="one-gradient" if isinstance(method, ReweightingMethod) else "paper",
+        classes=table_classes(schema.classes) if table else None,
     )
 
 
@@ -569,6 +578,14 @@ def plain_optimizer(optimizer: Callable[[list[Tensor]], torch.optim.Optimizer]) 
     made = optimizer([nn.Parameter(torch.zeros(1))])
     group = {name: plain_value(v) for name, v in made.param_groups[0].items() if name != "params"}
     return {"kind": type(made).__name__, **group}
+
+
+def plain_layout(layout: Layout) -> dict[str, Any]:
+    """A layout as files have it: without a confusion table as they were before there was one."""
+    found: dict[str, Any] = plain_value(layout)
+    if layout.classes is None:
+        del found["classes"]
+    return found
 
 
 def plain_value(value: Any) -> Any:
