@@ -20,6 +20,7 @@ from fpfl.aggregation.clipping import ClipRule, clip_rules
 from fpfl.compat import written
 from fpfl.data.federated import FederatedDataset
 from fpfl.data.schema import Schema
+from fpfl.fairness.confusion import Released, collapsed_in_training, training_verdict
 from fpfl.fairness.constraints import Constraint
 from fpfl.fairness.totals import SMALLEST_COUNT
 from fpfl.methods import MMDM, Method, ReweightingMethod, Unconstrained
@@ -223,7 +224,19 @@ class TrainingSpec:
             count_noise=count_noise(noisy, self.layout),
             selection=self.selection,
             selection_window=self.selection_window,
+            tables=self._tables(noisy),
         )
+
+    def _tables(self, noisy: Noisy) -> Released | None:
+        """What is public about the confusion tables that are released."""
+        classes, where = self.layout.classes, self.layout.slices.get("table")
+        if classes is None or where is None:
+            return None
+        noise = 0.0 if noisy.plan is None else float(noisy.noise_stddev[where.start])
+        bounds = [self.samples_per_user, None if self.clipping is None else self.clipping.selection]
+        known = [float(each) for each in bounds if each is not None]
+        most = min(known) if known else self.schema.samples_per_user or 1.0
+        return Released(classes, self.rounds, noise, max(1.0, most))
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -571,6 +584,15 @@ def noise_notes(
             "or merge groups"
         )
     return tuple(notes)
+
+
+def collapse_notes(history: Sequence[Row], schema: Schema) -> tuple[str, ...]:
+    """Name a model that has clearly collapsed, by the totals of the last rounds."""
+    if not history or collapsed_in_training(history[-1]) is None:
+        return ()
+    said = training_verdict(history, schema.class_names)
+    assert said is not None  # there is a last row
+    return (said.rstrip("."),)
 
 
 def plain_optimizer(optimizer: Callable[[list[Tensor]], torch.optim.Optimizer]) -> dict[str, Any]:
