@@ -55,7 +55,7 @@ ROOMS = {
     "heldout": {"runs", "store", "aggregation", "data", "fairness", "privacy", "users"},
     "planning": {"data", "fairness", "methods", "privacy", "training"},
     "exporting": {"data", "store", "users"},
-    "callbacks": {"privacy", "server", "training", "users"},
+    "callbacks": {"fairness", "privacy", "server", "training", "users"},
     "report": {
         "methods",
         "data",
