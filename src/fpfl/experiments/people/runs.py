@@ -75,11 +75,9 @@ def table_of(row: Row) -> Table:
     return next(table for table in tables() if table.name == row.table)
 
 
-def constraint_of(row: Row, table: Table) -> Constraint | None:
-    """What the row's training makes equal."""
-    if row.constraint is None:
-        return None
-    return CONSTRAINTS[row.constraint](table.group, tolerance=ALPHA)
+def constraint_of(row: Row) -> Constraint | None:
+    """What the row's training makes equal, between the groups of the table's only attribute."""
+    return None if row.constraint is None else CONSTRAINTS[row.constraint](tolerance=ALPHA)
 
 
 def run_rows(work: Sequence[tuple[Row, int]], folder: Path) -> Iterator[tuple[int, Result]]:
@@ -96,7 +94,7 @@ def run_rows(work: Sequence[tuple[Row, int]], folder: Path) -> Iterator[tuple[in
             seconds = round(time.perf_counter() - start, 2)
             yield number, about(row, seed, table, split) | found | {"seconds": seconds}
             continue
-        constraint = constraint_of(row, table)
+        constraint = constraint_of(row)
         with quiet():
             job = default_job(split.train, constraint, row.epsilon, seed, row.cohort)
             if row.algorithm == TUNED:
@@ -115,7 +113,7 @@ def run_rows(work: Sequence[tuple[Row, int]], folder: Path) -> Iterator[tuple[in
         row, seed = work[number]
         table = table_of(row)
         split = people(table, folder)
-        found = of_run(each.run, split, constraint_of(row, table))
+        found = of_run(each.run, split, constraint_of(row))
         took = {"seconds": round(each.seconds, 2), "together": each.together}
         yield number, about(row, seed, table, split) | found | took
 
@@ -192,7 +190,7 @@ def tuned(job: Job) -> dict[str, Any]:
     # What a sweep says of itself is not about the table.
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere, redirect_stderr(nowhere):
         found = sweep(model, train, runs, held_out=GRID_HELD_OUT, **common)
-        return dict(found.finish().chosen().best.settings)
+        return runs[found.finish().chosen().best.runs[0]]
 
 
 def with_tuned(job: Job, chosen: dict[str, Any]) -> Job:
