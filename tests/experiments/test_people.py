@@ -17,7 +17,8 @@ import fpfl
 from fpfl.cli.app import app
 from fpfl.data.table_schema import NumberColumn
 from fpfl.experiments.people import bars as bars_module
-from fpfl.experiments.people import measured, runs
+from fpfl.experiments.people import measured, prepared, runs
+from fpfl.experiments.people.__main__ import main as people_main
 from fpfl.experiments.people.bars import bars, by_row, fair_without_privacy, score
 from fpfl.experiments.people.report import PARTS
 from fpfl.experiments.people.rows import (
@@ -227,6 +228,30 @@ def test_a_table_from_its_file_to_its_bars(credit: Path, tmp_path: Path) -> None
         text = part(more, kept["about"])
         assert text.endswith("\n"), name
         assert "nan" not in text, name
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_is_prepared_is_trained_as_it_is_here(
+    credit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepared, "default_job", runs.default_job)  # the one with five rounds
+    asked = Selection(["credit"], ["fnr"], [2.0, None], pattern="*fl*", seeds=2)
+    here = reproduce_tables(asked, credit, jobs=1, say=lambda _: None)
+    work, out = tmp_path / "work.pickle", tmp_path / "there.json"
+    assert prepared.prepare(asked, credit, work, print) == len(here)
+    assert people_main([str(work), "--out", str(out)]) == 0
+    there = read_results(out)["results"]
+    own = ("seconds", "together", "code", "device", "delta")
+    for one, other in zip(json.loads(json.dumps(here)), there, strict=True):
+        same = {key: value for key, value in one.items() if key not in own}
+        if one["algorithm"] == TUNED:  # its grid has a σ of its own
+            same = {key: same[key] for key in ("row", "seed", "K", "epsilon_spent")}
+        assert same == {key: other[key] for key in same}
+    said = read_results(out)["about"][0]["command"]
+    assert said.startswith("python -m fpfl.experiments.people")
+    (tmp_path / "bad.pickle").write_bytes(b"no pickle")
+    assert people_main([str(tmp_path / "bad.pickle"), "--out", str(out)]) == 2
 
 
 @pytest.mark.usefixtures("short")

@@ -217,6 +217,9 @@ def reproduce(
     constraints: Annotated[
         str | None, typer.Option(help="For tables: some of fnr,odds,parity.")
     ] = None,
+    prepare: Annotated[
+        Path | None, typer.Option(help="For tables: a file to train from on another machine.")
+    ] = None,
 ) -> None:
     """Run a table of the paper and show it beside the paper's figures.
 
@@ -229,12 +232,13 @@ def reproduce(
         from fpfl.experiments.people.report import run_tables
 
         text = run_tables(
-            data, out, seeds=seeds, rows=rows, chosen=chosen, jobs=jobs, as_json=as_json,
-            words=["fpfl", *sys.argv[1:]],
+            data, out, seeds=seeds, rows=rows, chosen=chosen, prepare=prepare, jobs=jobs,
+            as_json=as_json, words=["fpfl", *sys.argv[1:]],
         )  # fmt: skip
         print(text)
         return
-    strange = [name for name, value in chosen.items() if value is not None]
+    given = chosen | {"--prepare": prepare}
+    strange = [name for name, value in given.items() if value is not None]
     if strange:
         raise ValueError(f"{', '.join(strange)} are for fpfl reproduce tables; {table} has --rows")
     from fpfl.experiments.runner import run_table

@@ -113,7 +113,8 @@ def predicted_numbers(model: nn.Module, data: FederatedDataset) -> torch.Tensor:
     """A regression's predictions."""
     model.eval()
     with torch.no_grad():
-        return task.predictions(outputs(model, data.features, data.schema), data.schema).double()
+        found = task.predictions(outputs(model, data.features, data.schema), data.schema)
+        return found.cpu().double()
 
 
 def rmse(errors: Floats) -> float:

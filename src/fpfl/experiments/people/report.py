@@ -49,6 +49,7 @@ def run_tables(
     seeds: int | None,
     rows: str,
     chosen: Mapping[str, str | None],
+    prepare: Path | None = None,
     jobs: int | None,
     as_json: bool,
     words: Sequence[str],
@@ -63,6 +64,14 @@ def run_tables(
         rows,
         seeds,
     )
+    if prepare is not None:
+        from fpfl.experiments.people import prepared
+
+        count = prepared.prepare(selection, Path(data), prepare, print)
+        return (
+            f"{count} trainings are in {prepare}. Next, where torch and numpy are: "
+            f"python -m fpfl.experiments.people {prepare} --out RESULTS.json --device cuda"
+        )
     results = reproduce_tables(selection, Path(data), out, jobs=jobs, words=words)
     if as_json:
         return json_text(results).rstrip()
@@ -236,7 +245,7 @@ def provenance(results: Sequence[Result], about: Sequence[Result]) -> str:
     codes = len({result.get("code") for result in results})
     lines = [
         f"{len(results):,} runs, seeds {seeds[0]} to {seeds[-1]}"
-        + (f", by {codes} versions of the code." if codes > 1 else "."),
+        + (f", by {codes} versions of code and packages." if codes > 1 else "."),
         "",
     ]
     for each in about:

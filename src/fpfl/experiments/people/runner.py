@@ -50,6 +50,78 @@ def read_results(path: Path) -> dict[str, Any]:
     return dict(found)
 
 
+class Keeper:
+    """A results file, written as runs finish; whatever happens in the ``with``, they are kept.
+
+    Parameters
+    ----------
+    out
+        The file or its folder; None: nothing is written.
+    words
+        The command, for the file's ``about``.
+    say
+        What is told of every run; by default it is printed.
+    """
+
+    def __init__(
+        self, out: Path | None, words: Sequence[str], say: Callable[[str], None] | None = None
+    ) -> None:
+        self.tell = say or _print
+        self._path = None if out is None else results_file(out)
+        found = {"about": [], "results": []} if self._path is None else read_results(self._path)
+        self._earlier, self._command = found["about"], shlex.join(words)
+        self._done: dict[Key, Result] = {(e["row"], e["seed"]): e for e in found["results"]}
+        self._code = code_fingerprint()[:12]
+        self._due = self._finished = 0
+        self._start = self._written = time.perf_counter()
+        others = sum(each.get("code") != self._code for each in self._done.values())
+        if others:
+            self.tell(
+                f"{others} runs of {self._path} were made by other code or packages; to make all "
+                "anew name another --out"
+            )
+
+    def __enter__(self) -> Keeper:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._due:
+            self._write(time.perf_counter() - self._start)
+
+    def has(self, row: Row, seed: int) -> bool:
+        """Whether a run is there already."""
+        return (row.name, seed) in self._done
+
+    def begin(self, asked: int, due: int) -> None:
+        """Say how many runs are asked for, and how many of them are due."""
+        self._due = due
+        self.tell(f"{asked} runs, {due} to do")
+
+    def take(self, row: Row, seed: int, result: Result) -> None:
+        """Keep a run."""
+        self._done[row.name, seed] = result | {"code": self._code}
+        self._finished += 1
+        self.tell(f"[{self._finished}/{self._due}] {shown(result)}")
+        if time.perf_counter() - self._written > _EVERY:
+            self._write(None)
+            self._written = time.perf_counter()
+
+    def results(self) -> list[Result]:
+        """All runs, in the order of the tables, rows and seeds; rows that are no more come last."""
+        place = {row.name: number for number, row in enumerate(Selection().rows())}
+        keys = sorted(self._done, key=lambda key: (place.get(key[0], len(place)), *key))
+        return [self._done[key] for key in keys]
+
+    def _write(self, seconds: float | None) -> None:
+        if self._path is None:
+            return
+        made = about_this_run(self._command, seconds) | {"code": self._code, "runs": self._due}
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        lines = ",\n".join(json.dumps(each) for each in self.results())
+        about = json.dumps([*self._earlier, made])
+        write_whole(self._path, f'{{"about": {about},\n"results": [\n{lines}\n]}}\n'.encode())
+
+
 def reproduce_tables(
     selection: Selection,
     data: Path,
@@ -67,50 +139,21 @@ def reproduce_tables(
         Which rows, and how many seeds.
     data
         The folder of the tables' files; a table whose file is not there is skipped, and said so.
-    out
-        The file that runs are kept in, or its folder. A run that it has is not run again.
+    out, words, say
+        See `Keeper`. A run that the file has is not run again.
     jobs
         Processes side by side; one for each core by default.
-    words
-        The command, for the file's ``about``.
-    say
-        What is told of tables that are skipped and of every run; by default it is printed.
     """
-    tell = say or _print
-    path = None if out is None else results_file(out)
-    kept = {"about": [], "results": []} if path is None else read_results(path)
-    done: dict[Key, Result] = {(each["row"], each["seed"]): each for each in kept["results"]}
-    code = code_fingerprint()[:12]
-    others = sum(each.get("code") != code for each in done.values())
-    if others:
-        tell(f"{others} runs of {path} were made by other code; for new ones name another --out")
-    work = _here(selection.work(), data, tell)
-    due = [each for each in work if (each[0].name, each[1]) not in done]
-    tell(f"{len(work)} runs, {len(due)} to do")
-    start, command = time.perf_counter(), shlex.join(words)
-
-    def write(seconds: float | None) -> None:
-        if path is not None:
-            made = about_this_run(command, seconds) | {"code": code, "runs": len(due)}
-            _write(path, [*kept["about"], made], _ordered(done))
-
-    processes = jobs or side_by_side("cpu")
-    groups = dealt(due, data, processes)
-    shares = [[due[number] for number in group] for group in groups]
-    written = time.perf_counter()
-    try:
+    with Keeper(out, words, say) as keeper:
+        work = here(selection.work(), data, keeper.tell)
+        due = [(row, seed) for row, seed in work if not keeper.has(row, seed)]
+        keeper.begin(len(work), len(due))
+        processes = jobs or side_by_side("cpu")
+        shares = [[due[number] for number in group] for group in dealt(due, data, processes)]
         found = side_by_side_shares(shares, partial(run_rows, folder=data), processes)
-        for finished, (group, place, result) in enumerate(found, start=1):
-            row, seed = shares[group][place]
-            done[row.name, seed] = result | {"code": code}
-            tell(f"[{finished}/{len(due)}] {shown(result)}")
-            if time.perf_counter() - written > _EVERY:
-                write(None)
-                written = time.perf_counter()
-    finally:  # whatever happens, what is finished is kept
-        if due:
-            write(time.perf_counter() - start)
-    return _ordered(done)
+        for group, place, result in found:
+            keeper.take(*shares[group][place], result)
+        return keeper.results()
 
 
 def dealt(work: Sequence[tuple[Row, int]], data: Path, processes: int) -> list[list[int]]:
@@ -134,9 +177,10 @@ def shown(result: Result) -> str:
     )
 
 
-def _here(
+def here(
     work: list[tuple[Row, int]], data: Path, tell: Callable[[str], None]
 ) -> list[tuple[Row, int]]:
+    """The work on tables whose files are there; of the others it is said that they are not."""
     absent = {}
     for row, _ in work:
         said = missing_file(table_of(row), data)
@@ -148,19 +192,6 @@ def _here(
     if not found:
         raise ValueError(f"none of the tables is in {data}: {'; '.join(absent.values())}")
     return found
-
-
-def _ordered(done: dict[Key, Result]) -> list[Result]:
-    """In the order of the tables, rows and seeds; rows that are no more come last."""
-    place = {row.name: number for number, row in enumerate(Selection().rows())}
-    return [done[key] for key in sorted(done, key=lambda k: (place.get(k[0], len(place)), *k))]
-
-
-def _write(path: Path, about: list[dict[str, Any]], results: list[Result]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = ",\n".join(json.dumps(each) for each in results)
-    text = f'{{"about": {json.dumps(about)},\n"results": [\n{lines}\n]}}\n'
-    write_whole(path, text.encode())
 
 
 def _print(line: str) -> None:

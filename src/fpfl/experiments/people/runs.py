@@ -32,6 +32,7 @@ from fpfl.experiments.people.tables import Split, Table, people, tables
 from fpfl.experiments.together import finished
 from fpfl.fairness.constraints import Constraint
 from fpfl.privacy.plan import PrivacyWarning
+from fpfl.privacy.settings import Privacy
 from fpfl.sweeps.batch import Job
 from fpfl.sweeps.grid import grid, with_settings
 from fpfl.sweeps.sweep import sweep
@@ -99,7 +100,8 @@ def run_rows(work: Sequence[tuple[Row, int]], folder: Path) -> Iterator[tuple[in
             job = default_job(split.train, constraint, row.epsilon, seed, row.cohort)
             if row.algorithm == TUNED:
                 if row not in choices:
-                    choices[row] = tuned(job)
+                    models = grid_models(row, split.train)
+                    choices[row] = tuned(job, models, job.settings["privacy"])
                 job = with_tuned(job, choices[row])
         jobs.append(job)
         numbers.append(number)
@@ -167,11 +169,12 @@ def settings_of(run: Run) -> Result:
     }
 
 
-def tuned(job: Job) -> dict[str, Any]:
+def tuned(job: Job, models: Sequence[nn.Module], privacy: Privacy) -> dict[str, Any]:
     """C, η and the counts' share by held-out training users, as `with_tuned` takes them.
 
     The fixed grid, three seeds each, is trained on three quarters of the training users, and the
     best accuracy within α on the others is taken (`Sweep.chosen`); no test user is looked at.
+    ``models`` are the initial ones of the seeds, ``privacy`` that of these fewer users.
     """
     settings, train = job.settings, job.data
     rows = max(1.0, train.schema.samples_per_user or 1.0)
@@ -182,15 +185,24 @@ def tuned(job: Job) -> dict[str, Any]:
         privacy__clip__counts_share=GRID_SHARES,
         seed=range(GRID_SEEDS),
     )
-
-    def model(seed: int) -> nn.Module:
-        constraint, epsilon = settings["constraint"], settings["privacy"].epsilon
-        return default_job(train, constraint, epsilon, seed).model
-
     # What a sweep says of itself is not about the table.
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere, redirect_stderr(nowhere):
-        found = sweep(model, train, runs, held_out=GRID_HELD_OUT, **common)
+        found = sweep(
+            lambda seed: models[seed],
+            train,
+            runs,
+            held_out=GRID_HELD_OUT,
+            **(common | {"privacy": privacy}),
+        )
         return runs[found.finish().chosen().best.runs[0]]
+
+
+def grid_models(row: Row, train: FederatedDataset) -> list[nn.Module]:
+    """The initial models of the grid's seeds."""
+    return [
+        default_job(train, constraint_of(row), row.epsilon, seed).model
+        for seed in range(GRID_SEEDS)
+    ]
 
 
 def with_tuned(job: Job, chosen: dict[str, Any]) -> Job:
