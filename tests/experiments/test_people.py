@@ -120,6 +120,8 @@ def test_rows_are_selected() -> None:
     assert [seed for row, seed in some.work() if row.algorithm == LOGISTIC] == [0]
     assert [r.name for r in Selection(pattern="credit/pfl/*/8").rows()] == ["credit/PFL/-/8"]
     assert parsed_epsilons("0.5, none") == [0.5, None]
+    kept = Selection(["credit"], pattern="!*tuned*").rows()
+    assert {row.algorithm for row in kept} == {LOGISTIC, REDUCTION, FL, PFL, OURS}
 
 
 @pytest.mark.parametrize(
@@ -290,6 +292,10 @@ def test_the_command(credit: Path, tmp_path: Path) -> None:
     out = tmp_path / "o.json"
     words = ["reproduce", "tables", "--data", str(credit), "--tables", "credit", "--out", str(out)]
     words += ["--constraints", "parity", "--rows", "*/logistic*", "--jobs", "1"]
+    made = CliRunner().invoke(app, [*words[:-6], "--rows", "*/fl/*", "--seeds", "1", "--prepare",
+                                    str(tmp_path / "work.pickle")])  # fmt: skip
+    assert made.exit_code == 0, made.output
+    assert "1 trainings are in" in made.output
     found = CliRunner().invoke(app, words)
     assert found.exit_code == 0, found.output
     assert "| credit | none (FNR gap) |" in found.output
@@ -334,6 +340,8 @@ def test_coins_are_counted_by_their_expectation() -> None:
     assert found["accuracy"] == pytest.approx((0.8 + 0.5 + 1 + 1) / 4)
     assert found["rates"]["FNR"] == pytest.approx({"overall": 0.25, "a": 0.5})
     assert found["gaps"]["fnr"] == pytest.approx(0.25)
+    assert found["collapsed"] is None
+    assert measured.of_probabilities(np.zeros(4), cells)["collapsed"] is not None
 
 
 def test_a_collapsed_model_is_named(credit: Path) -> None:
@@ -423,6 +431,8 @@ def test_the_fair_model_has_no_larger_a_gap() -> None:
     assert fair_without_privacy(better, MODEL) == FREE
     collapsed = by_row([*runs_[:-1], result(FREE, 0.81, 0.0, collapsed="it says no")])
     assert fair_without_privacy(collapsed, MODEL) == REDUCED
+    reduced = [result(row, 0.8, 0.0, collapsed="it says no") for row in (REDUCED, FREE)]
+    assert fair_without_privacy(by_row([runs_[0], *reduced]), MODEL) == REDUCED
     # Where nobody's gap is as small, that with the smallest.
     none = by_row([result(MODEL, 0.78, 0.001), *runs_[1:]])
     assert fair_without_privacy(none, MODEL) == tight

@@ -13,7 +13,9 @@ from torch import nn
 
 from fpfl.data.federated import FederatedDataset
 from fpfl.experiments.people.rows import CONSTRAINTS
+from fpfl.fairness.collapse import collapse_in_words
 from fpfl.fairness.constraints import Constraint
+from fpfl.fairness.metrics import ClassMetrics, Estimate
 from fpfl.training.run import evaluate_model
 from fpfl.users import task
 from fpfl.users.engine import outputs
@@ -60,14 +62,28 @@ def of_probabilities(p: Floats, cells: Cells) -> dict[str, Any]:
         own = {"overall": values[where].mean()}
         own |= {group: values[where & inside].mean() for group, inside in cells.groups.items()}
         rates[name] = {group: float(value) for group, value in own.items()}
+    accuracy, balanced = float(np.where(y == 1, p, 1.0 - p).mean()), sum(recalls) / 2
+    base_rate, predicted = float((y == 1).mean()), float(p.mean())
+    said = ClassMetrics(
+        balanced_accuracy=_known(balanced),
+        f1=_known(math.nan),
+        auc=None,
+        labels=(_known(1.0 - base_rate), _known(base_rate)),
+        predicted=(_known(1.0 - predicted), _known(predicted)),
+    )
     return {
-        "accuracy": float(np.where(y == 1, p, 1.0 - p).mean()),
-        "balanced_accuracy": sum(recalls) / 2,
-        "base_rate": float((y == 1).mean()),
-        "predicted": float(p.mean()),
+        "accuracy": accuracy,
+        "balanced_accuracy": balanced,
+        "base_rate": base_rate,
+        "predicted": predicted,
         "rates": rates,
         "gaps": {name: max(_gap(rates[rate]) for rate in RATES[name]) for name in CONSTRAINTS},
+        "collapsed": collapse_in_words(said, accuracy),
     }
+
+
+def _known(value: float) -> Estimate:
+    return Estimate(value, math.nan, math.nan)
 
 
 def of_model(

@@ -103,7 +103,7 @@ class Selection:
         Values of ε, None for none. Models without privacy are compared with those of any ε: they
         are left out only by a list without None.
     pattern
-        A glob on `Row.name`.
+        A glob on `Row.name`; after an exclamation mark, of rows that are left out.
     seeds
         How many at most; None for each row's own number.
     """
@@ -153,8 +153,12 @@ class Selection:
             (not self.tables or row.table in self.tables)
             and (not self.constraints or row.constraint in (None, *self.constraints))
             and (not self.epsilons or row.epsilon in self.epsilons)
-            and fnmatchcase(row.name.lower(), self.pattern.lower())
+            and self._matches(row.name)
         )
+
+    def _matches(self, name: str) -> bool:
+        wanted = self.pattern.removeprefix("!")
+        return fnmatchcase(name.lower(), wanted.lower()) != self.pattern.startswith("!")
 
 
 def all_rows(table: Table) -> list[Row]:
