@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
 import json
 from dataclasses import replace
@@ -46,6 +47,7 @@ from fpfl.experiments.people.tables import (
     table_schema,
     tables,
 )
+from fpfl.privacy.adaptive import AdaptiveBound
 from fpfl.training.models import mlp
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -166,12 +168,16 @@ def credit(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five rounds, and a grid of two."""
+    """Five rounds, a bound that adapts, and a grid of two."""
     whole = runs.default_job
 
     def job(*args: Any) -> Any:
         made = whole(*args)
-        return replace(made, settings={**made.settings, "rounds": 5})
+        settings = {**made.settings, "rounds": 5}
+        if (privacy := settings["privacy"]) is not None:
+            clip = replace(privacy.clip, adapts=AdaptiveBound(0.1))
+            settings["privacy"] = replace(privacy, clip=clip)
+        return replace(made, settings=settings)
 
     monkeypatch.setattr(runs, "default_job", job)
     monkeypatch.setattr(runs, "GRID_CLIPS", (1.0, 4.0))
@@ -204,10 +210,13 @@ def test_a_table_from_its_file_to_its_bars(credit: Path, tmp_path: Path) -> None
     by_name = {(each["row"], each["seed"]): each for each in results}
     tuned = by_name["credit/FPFL-1G tuned/fnr/2", 0]["settings"]
     assert tuned["clip"] in (1.0, 4.0)
+    assert tuned["clip_at_end"] is None
     assert (tuned["learning_rate"], tuned["counts_share"]) == (0.3, 0.2)
 
     # Seeds matter, and are all that two runs of a row differ in.
-    one, two = (by_name["credit/PFL/-/2", seed] for seed in (0, 1))
+    one, two = (copy.deepcopy(by_name["credit/PFL/-/2", seed]) for seed in (0, 1))
+    assert one["settings"].pop("clip_at_end") > 0
+    assert two["settings"].pop("clip_at_end") > 0
     assert one["settings"] == two["settings"]
     assert one["test"]["auc"] != two["test"]["auc"]
 

@@ -218,7 +218,7 @@ def _spread(values: Sequence[float]) -> str:
 
 
 def settings_table(results: Sequence[Result], about: Sequence[Result]) -> str:
-    """What each table was trained with at ε = 2."""
+    """What each table was trained with at ε = 2; C at the start, and at the end where it adapts."""
     rows = by_row(result for result in results if result.get("settings"))
     lines = ["| table | model | C | counts' share | η | m | T | seconds a run |",
              "| --- | --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
@@ -226,7 +226,10 @@ def settings_table(results: Sequence[Result], about: Sequence[Result]) -> str:
         if row.epsilon != 2.0 or row.constraint not in (None, "fnr"):
             continue
         s = runs[0]["settings"]
-        cells = [_number(s[name]) for name in ("clip", "counts_share", "learning_rate", "cohort")]
+        ends = [run["settings"]["clip_at_end"] for run in runs]
+        moved = "" if None in ends else f" to {mean(ends):.3g}"
+        cells = [_number(s["clip"]) + moved]
+        cells += [_number(s[name]) for name in ("counts_share", "learning_rate", "cohort")]
         seconds = mean(run["seconds"] for run in runs)
         lines.append(
             f"| {row.table} | {row.algorithm} | {' | '.join(cells)} | {s['rounds']} "

@@ -157,11 +157,12 @@ def of_run(run: Run, split: Split, constraint: Constraint | None) -> Result:
 
 
 def settings_of(run: Run) -> Result:
-    """C, η, m and T."""
+    """C, where it adapts the one of the last round too; η, m and T."""
     known = run.settings
     clip = known.get("clip") or {}
     return {
         "clip": clip.get("bound") if isinstance(clip, dict) else clip,
+        "clip_at_end": run.history[-1].get("clip_bound") if run.history else None,
         "counts_share": clip.get("counts_share") if isinstance(clip, dict) else None,
         "learning_rate": known.get("learning_rate"),
         "cohort": known.get("cohort"),
@@ -180,6 +181,7 @@ def tuned(job: Job, models: Sequence[nn.Module], privacy: Privacy) -> dict[str, 
     rows = max(1.0, train.schema.samples_per_user or 1.0)
     common = {k: v for k, v in settings.items() if k not in ("seed", "noise_seed")}
     runs = grid(
+        privacy__clip__adapts=[None],  # the bound is what is tuned
         privacy__clip__bound=[rows * bound for bound in GRID_CLIPS],
         learning_rate=[rate / rows for rate in GRID_RATES],
         privacy__clip__counts_share=GRID_SHARES,
