@@ -62,6 +62,11 @@ class Clipping:
             if value is not None and not 0.0 < value < 1.0:
                 raise ValueError(f"{name} is {value}; it must be between 0 and 1")
         if self.adapts is not None:
+            if not isinstance(self.adapts, AdaptiveBound):
+                raise ValueError(
+                    f"adapts is {self.adapts!r}; expected something like AdaptiveBound(0.1), to "
+                    "clip a tenth of the users"
+                )
             if self.clipped_share is not None:
                 raise ValueError(
                     f"clipped_share={self.clipped_share} was given beside adapts, which counts "
