@@ -43,6 +43,8 @@ def toml_key(name: str) -> str:
 Scalar = str | int | float | bool
 Missing = Literal["refuse", "drop"]
 Outside = Literal["refuse", "clamp"]
+Tail = Literal["long"]
+Transform = Literal["log"]
 
 SEPARATORS = (",", ";", "\t", "|")
 OTHER, LACKING = "(other)", "(missing)"
@@ -127,7 +129,9 @@ class NumberColumn:
     ``indicator`` a second feature says that it was missing.
 
     Where they are known, ``centre`` and ``scale`` say where the values lie and how far they spread:
-    from public knowledge, or, with ``measured``, from a private measurement.
+    from public knowledge, or, with ``measured``, from a private measurement. ``tail`` is "long"
+    where most values are near 0 and a few are far from it: then bins are finer near 0.
+    ``transform`` is "log" where the network should see the value's logarithm (`fpfl.data.inputs`).
     """
 
     name: str
@@ -136,10 +140,19 @@ class NumberColumn:
     centre: float | None = None
     scale: float | None = None
     measured: bool = False
+    tail: Tail | None = None
+    transform: Transform | None = None
 
     def __post_init__(self) -> None:
         where = f"the feature {self.name!r}"
         _check_range(where, self.range)
+        for name, given, known in (
+            ("tail", self.tail, get_args(Tail)),
+            ("transform", self.transform, get_args(Transform)),
+        ):
+            if given is not None and given not in known:
+                words = " or ".join(map(repr, known))
+                raise ValueError(f"{where}: {name} is {given!r}; expected {words}, or leave it out")
         if (self.centre is None) != (self.scale is None):
             raise ValueError(
                 f"{where} has centre = {self.centre} and scale = {self.scale}; give both or neither"
@@ -381,6 +394,8 @@ class TableSchema:
                     parts.append("indicator = true")
                 if f.centre is not None and f.scale is not None:
                     parts += [f"centre = {_plain(f.centre)}", f"scale = {_plain(f.scale)}"]
+                words = (("tail", f.tail), ("transform", f.transform))
+                parts += [f"{name} = {toml_value(word)}" for name, word in words if word]
             if f.measured:
                 parts.append('source = "measured"')
             lines.append(f"{toml_key(f.name)} = {{ {', '.join(parts)} }}")
@@ -529,7 +544,8 @@ def _feature(name: str, given: Any) -> NumberColumn | CategoryColumn:
         numbers = isinstance(given, list) and all(map(_number, given))
         given = {"range" if numbers else "values": given}
     if "range" in given:
-        _known(given, where, {"range", "indicator", "centre", "scale", "source"})
+        known = {"range", "indicator", "centre", "scale", "source", "tail", "transform"}
+        _known(given, where, known)
         return NumberColumn(
             name,
             _range(given["range"], where),
@@ -537,6 +553,8 @@ def _feature(name: str, given: Any) -> NumberColumn | CategoryColumn:
             _finite(given, "centre", where),
             _finite(given, "scale", where),
             _is_measured(given, where),
+            given.get("tail"),
+            given.get("transform"),
         )
     _known(given, where, {"values", "shares", "source"})
     values = _scalars(given.get("values"), where)

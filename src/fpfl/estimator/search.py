@@ -43,6 +43,7 @@ from fpfl.privacy.plan import PrivacyWarning
 from fpfl.sweeps.batch import ALONE_TOO, Job, trained
 from fpfl.sweeps.charges import Account, SweepCost, refusal
 from fpfl.training import FpflWarning
+from fpfl.training.inputs import Inputs
 from fpfl.training.run import Run
 from fpfl.training.spec import TrainingSpec, check_data, prepared
 from fpfl.users import task
@@ -535,8 +536,12 @@ def _rows(values: Any, numbers: NDArray[np.int64]) -> Any:
 def _settled(job: Job) -> TrainingSpec:
     """What `fpfl.train` makes of a job's settings: wrong ones are an error before any training."""
     flat, data = prepared(job.model, job.data, None)
-    given = {name: value for name, value in job.settings.items() if name != "seed"}
-    spec = TrainingSpec.settle(flat, data.schema, population=data.K, **given)
+    given = {n: v for n, v in job.settings.items() if n not in ("seed", "measure")}
+    measure = bool(job.settings.get("measure", True))
+    measurement = Inputs.measures(data, given.get("privacy"), measure=measure)
+    spec = TrainingSpec.settle(
+        flat, data.schema, population=data.K, measurement=measurement, **given
+    )
     if spec.privacy is None:
         check_data(data, spec.constraint)
     return spec

@@ -101,6 +101,7 @@ class PrivacyStatement:
     assumptions: tuple[str, ...] = ()
     contributions: str | None = None
     server_raised: bool = False
+    measurement: float | None = None
 
     @classmethod
     def of(
@@ -148,6 +149,7 @@ class PrivacyStatement:
             seeded_cohorts=seeded_cohorts,
             copies=plan.copies,
             contributions=ALONE,
+            measurement=plan.measurement,
         )._in_order()
 
     def filtered(
@@ -415,7 +417,18 @@ class PrivacyStatement:
             f"One user changes a total by at most {sensitivity}. "
             f"{whose_noise(self.aggregation)} of {self.noise_multiplier:.4g} clip bounds (standard "
             f"deviation): {noise}.",
+            *self._measured(),
             *several(self.copies),
+        ]
+
+    def _measured(self) -> list[str]:
+        if self.measurement is None:
+            return []
+        return [
+            "Before the first round the inputs' columns were measured once, to scale them: "
+            "histograms over public bins and counts of declared categories, in which everybody "
+            f"takes part, with noise of {self.measurement:.4g} bounds (standard deviation). "
+            "Every ε here has it in.",
         ]
 
 

@@ -236,6 +236,12 @@ class PopulationJournal:
             )
         self.population.charge(self.run, self.mechanism, round)
 
+    def measurement(self, mechanism: Mechanism) -> frozenset[int]:
+        """Charge the measurement before the first round; return who withdrew."""
+        self.population.charge(self.run, mechanism, None, "measurement")
+        self.population.sync()
+        return self.population.withdrawn()
+
     def drawn(self, round: int, users: NDArray[np.int64]) -> None:
         """Nothing: who took part is in no file."""
 

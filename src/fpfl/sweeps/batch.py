@@ -106,7 +106,7 @@ def trained(
         if not _can_be_grouped(job):
             alone.append(number)
             continue
-        made = prepare(job.model, _beside(job, moved), **given)
+        made = _scaled(prepare(job.model, _beside(job, moved), **given), moved)
         if not tried_before_a_run(made.spec.flat.vector().device, made.third_party):
             alone.append(number)
             continue
@@ -162,6 +162,21 @@ def _beside(job: Job, moved: dict[Any, FederatedDataset]) -> FederatedDataset:
         except (RuntimeError, AssertionError):
             return job.data  # `prepare` says what is wrong with the device
     return moved[key]
+
+
+def _scaled(made: Prepared, known: dict[Any, FederatedDataset]) -> Prepared:
+    """The training with its inputs scaled; runs that scale alike share one population.
+
+    Each private run measures for itself, with its own noise: runs of one seed and one ε draw the
+    same noise and have the same scaling.
+    """
+    if made.inputs is None:
+        return made
+    scaling = made.inputs.found(made.data, made.spec.plan, made.third_party.source)
+    key = (id(made.data), scaling)
+    if key not in known:
+        known[key] = made.scaled(scaling).data
+    return replace(made, data=known[key], inputs=None, scaling=scaling)
 
 
 def _shape(made: Prepared) -> tuple[Any, ...]:
@@ -267,9 +282,10 @@ def _run(
             None,
             size=spec.layout.size,
             declared=settings.get("population_declared"),
+            measured=made.numbers,
         )
         notes = (ALONE_TOO.format(runs=len(trainings)), *notes)
-        yield finished(spec, outcome, said, settings, notes)
+        yield finished(spec, outcome, said, settings, notes, made.scaling)
 
 
 def _sampled(made: Prepared, first: int) -> Sampled:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from fpfl.data.federated import FederatedDataset
+from fpfl.data.inputs import Scaling
 from fpfl.fairness.constraints import Constraint
 from fpfl.fairness.gaps import Evaluation, evaluate_predictions
 from fpfl.runs.folder import HISTORY, MODEL, PRIVACY, RESULT
@@ -52,6 +53,8 @@ class Run:
         What a user should know about this run, e.g. a constraint whose noise dominates its signal.
     settings
         What the run was started with, as plain values.
+    scaling
+        How a table's inputs are scaled; the model does it itself. None where they are not.
     """
 
     model: nn.Module
@@ -62,9 +65,11 @@ class Run:
     stopped: str | None = None
     warnings: tuple[str, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict, repr=False)
+    scaling: Scaling | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
         lines = [f"{len(self.history)} rounds; model kept: {self.selected}."]
+        lines += [f"Inputs: {self.scaling}."] if self.scaling else []
         lines += [f"Note: {note}." for note in self.warnings]
         lines += [f"Stopped: {self.stopped}."] if self.stopped else []
         return "\n".join([*lines, str(self.privacy or NO_PRIVACY)])
@@ -104,6 +109,7 @@ class Run:
             "warnings": list(self.warnings),
             "settings": self.settings,
             "privacy": self.privacy.as_dict() if self.privacy else None,
+            **({"scaling": self.scaling.as_dict()} if self.scaling else {}),
         }
         return {
             MODEL: save(state),

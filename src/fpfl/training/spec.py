@@ -78,6 +78,8 @@ class TrainingSpec:
     noise
         What the plan's noise follows from, where that is not ``privacy``: a run that goes on keeps
         the noise it had.
+    measurement
+        Whether inputs are measured before the first round, with noise by rule; or σ₀ of that.
     """
 
     flat: FlatModel
@@ -97,6 +99,7 @@ class TrainingSpec:
     samples_per_user: int | None
     local: FederatedAveraging | None
     noise: Privacy | None = None
+    measurement: bool | float = False
 
     @classmethod
     def settle(
@@ -118,6 +121,7 @@ class TrainingSpec:
         selection_window: int = 1,
         samples_per_user: int | None = None,
         local: FederatedAveraging | None = None,
+        measurement: bool | float = False,
     ) -> Self:
         """Check the arguments of `fpfl.train`, and choose what was left open."""
         check_types(constraint, method, privacy, optimizer, local)
@@ -149,6 +153,7 @@ class TrainingSpec:
             selection_window=selection_window,
             samples_per_user=samples_per_user,
             local=local,
+            measurement=measurement,
         )
 
     # --- what is released ---------------------------------------------------------------------
@@ -182,6 +187,7 @@ class TrainingSpec:
             rounds=self.rounds,
             constrained=self.constraint is not None,
             clipping=self.clipping,
+            measurement=self.measurement,
         )
 
     # --- who computes and serves --------------------------------------------------------------
