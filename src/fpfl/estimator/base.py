@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fpfl.data.federated import FederatedDataset
+from fpfl.data.inputs import InputColumn
 from fpfl.data.schema import Schema
 from fpfl.estimator.data import (
     LIMIT,
@@ -164,6 +165,7 @@ class FairPrivateBase(BaseEstimator):
         method: Method | None = None,
         normaliser: Literal["users", "samples"] | float = "users",
         feature_range: Any = None,
+        measure: bool = True,
         ledger: str | os.PathLike[str] | None = None,
         random_state: Any = None,
         verbose: int = 0,
@@ -181,6 +183,7 @@ class FairPrivateBase(BaseEstimator):
         self.method = method
         self.normaliser = normaliser
         self.feature_range = feature_range
+        self.measure = measure
         self.ledger = ledger
         self.random_state = random_state
         self.verbose = verbose
@@ -243,6 +246,11 @@ class FairPrivateBase(BaseEstimator):
         scaling = Scaling.of(X, self.feature_range, private=self.epsilon is not None)
         unscaled = self.epsilon is not None and scaling.ranges is None
         data = FederatedDataset.from_samples(scaling(X), labels, codes, schema, numbers)
+        if scaling.ranges is not None:
+            # What training is to find out about them: nothing is known but their ranges.
+            found = schema.feature_names or tuple(f"feature {n}" for n in range(X.shape[1]))
+            columns = tuple(InputColumn(name, n) for n, name in enumerate(found))
+            data = replace(data, columns=columns)
         with warnings.catch_warnings():
             # Training itself will say what there is to say.
             warnings.simplefilter("ignore", FpflWarning)
@@ -282,6 +290,7 @@ class FairPrivateBase(BaseEstimator):
             "clip": None if privacy else self.clip,
             "learning_rate": rate,
             "normaliser": self.normaliser,
+            "measure": bool(self.measure),
             # The best of many cohorts is chance where there is nothing else to judge by.
             "selection": "average" if constraint is None else None,
             "seed": seed,

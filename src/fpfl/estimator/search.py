@@ -71,12 +71,13 @@ COLLAPSED = (
 
 @dataclass(frozen=True)
 class Charge:
-    """What one fit takes of a ledger: its rounds, each of a mechanism."""
+    """What one fit takes of a ledger: its rounds, each of a mechanism, and a measurement."""
 
     number: int
     rounds: int
     mechanism: Mechanism
     ledger: Any
+    measurement: Mechanism | None = None
 
     def __str__(self) -> str:
         return f"fit {self.number}"
@@ -354,7 +355,8 @@ class FairGridSearchCV(MetaEstimatorMixin, BaseEstimator):
             if estimator.ledger is not None:
                 assert spec.plan is not None  # an estimator without ε refuses a ledger
                 mechanism = Mechanism.of(spec.plan)
-                charges.append(Charge(len(made), spec.rounds, mechanism, estimator.ledger))
+                before = Mechanism.measurement_of(spec.plan)
+                charges.append(Charge(len(made), spec.rounds, mechanism, estimator.ledger, before))
             if spec.constraint is not None:
                 table.tolerances[candidate] = spec.constraint.tolerance
             table.noted(fitting.notes)
@@ -405,11 +407,15 @@ class FairGridSearchCV(MetaEstimatorMixin, BaseEstimator):
                 f"the candidates have {len(ledgers)} ledgers; a search is about one population, so "
                 "give the estimator one, and none in param_grid"
             )
-        account = Account(ledgers[0], {each.number: each.mechanism for each in charges})
+        account = Account(
+            ledgers[0],
+            {each.number: each.mechanism for each in charges},
+            {each.number: each.measurement for each in charges if each.measurement is not None},
+        )
         asked = list(charges)
         if self.refit:
             # Which one will be chosen is not known; any of them has to be affordable.
-            kinds = {(each.mechanism, each.rounds): each for each in charges}
+            kinds = {(each.mechanism, each.measurement, each.rounds): each for each in charges}
             asked.append(max(kinds.values(), key=lambda each: account.cost([each]).share))
         cost = account.cost(asked)
         if not cost.fits:
@@ -551,7 +557,7 @@ def _sharing(fitting: Fitting, known: list[FederatedDataset]) -> Fitting:
     """The same, with the data of an earlier fit where it is equal: candidates share folds."""
     data = fitting.job.data
     for other in known:
-        if data.schema == other.schema and all(
+        if (data.schema, data.columns) == (other.schema, other.columns) and all(
             torch.equal(getattr(data, name), getattr(other, name))
             for name in ("offsets", "labels", "attributes", "features")
         ):
