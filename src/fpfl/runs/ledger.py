@@ -27,6 +27,11 @@ from fpfl.privacy.filter import Mechanism, PrivacyFilter, ServerLimit, Terms
 from fpfl.store.chain import Chain, ChainError
 from fpfl.store.files import sync_folder
 
+NO_MEASUREMENT = (
+    "the population's budget is spent: the measurement of the inputs and a round would exceed it, "
+    "so nothing is released; the budget's file says which runs used it"
+)
+
 
 class CopiedRunError(ValueError):
     """A run folder that may be a copy, resumed where the original could be, too."""
@@ -333,7 +338,10 @@ class RunLedger:
             raise ValueError(
                 "this run has no measurement to charge: it was planned without one, or has made it"
             )
+        assert self._mechanism is not None  # a run with terms is private
         if self.population is not None and not self.population.charged_rounds(self.run):
+            if not self.population.has_room({mechanism: 1, self._mechanism: 1}):
+                raise BudgetExhaustedError(NO_MEASUREMENT)
             self.population.charge(self.run, mechanism, None, "measurement")
             self.population.sync()
 

@@ -25,6 +25,7 @@ from fpfl.methods import Method
 from fpfl.numerics.randomness import RoundStreams
 from fpfl.privacy.assumptions import Aggregation, check_declared
 from fpfl.privacy.budget import PopulationLedger
+from fpfl.privacy.conventions import BudgetExhaustedError
 from fpfl.privacy.filter import Mechanism
 from fpfl.privacy.sampling import FixedSizeSampling, PoissonSampling
 from fpfl.privacy.settings import Clipping, Privacy, Sampling
@@ -33,6 +34,7 @@ from fpfl.privacy.statement import PrivacyStatement
 from fpfl.runs.fingerprints import data_fingerprint
 from fpfl.runs.folder import OpenRun, RunFolder, as_run_folder
 from fpfl.runs.journal import PopulationJournal
+from fpfl.runs.ledger import NO_MEASUREMENT
 from fpfl.runs.resume import Kept, begun_with, noise_kept, opened, statement
 from fpfl.server.events import Training, Watching, parts_of
 from fpfl.server.loop import Callback, Federation, OptimizerFactory, Outcome, Server, begin, serve
@@ -140,9 +142,13 @@ def conduct(
             stack.callback(kept.journal.close)
         if ranks.first:
             watching.begin(_training(spec, noisy, settings, kept))
-        scaling = scale(kept)
-        running = Server(w, server, kept.past.state if kept else None)
-        stopped = serve(federation(kept), running, (watching,), kept.journal if kept else None)
+        running, scaling = Server(w, server, kept.past.state if kept else None), None
+        try:
+            scaling = scale(kept)
+        except BudgetExhaustedError as error:
+            stopped: str | None = str(error)
+        else:
+            stopped = serve(federation(kept), running, (watching,), kept.journal if kept else None)
         outcome = running.outcome(stopped)
         notes = (*notes, *noise_notes(outcome.history, noisy, spec.layout, server.selection))
         notes += kept.past.notes if kept else ()
@@ -517,10 +523,16 @@ def train(
     def scale(kept: Kept | None) -> Scaling | None:
         if inputs is None:
             return None
-        scaling = None
+        scaling, refused = None, None
         if ranks.first:
             journal = kept.journal if kept else charging
-            scaling = inputs.found(data, plan, third_party.source, journal)
+            try:
+                scaling = inputs.found(data, plan, third_party.source, journal)
+            except BudgetExhaustedError as error:
+                refused = error
+        # All processes end here, or none.
+        if ranks.numbers_from_first([int(refused is not None)])[0]:
+            raise refused or BudgetExhaustedError(NO_MEASUREMENT)
         scaling = from_first(inputs, scaling, ranks)
         beside[0] = made.scaled(scaling)
         return scaling
