@@ -358,6 +358,8 @@ class FairPrivateBase(BaseEstimator):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        # Written by a version that mapped ranges as they are.
+        self.__dict__.setdefault("measure", False)
         if self.__dict__.get("_named"):
             name, tolerance = self._named
             made = named_constraint(name, tolerance, self.schema_)

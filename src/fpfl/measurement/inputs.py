@@ -4,8 +4,13 @@ With privacy: one release of the columns that the schema says nothing about but 
 values, as `fpfl.measure` makes it, of the inputs that rows became. A number has 64 bins over its
 range (symmetric-log where a long tail is declared), and its centre is the median, its width the
 spread of `MeasuredNumber`; a number with two values is a category, in fact, and has their mean
-and deviation. Categories have their shares. Where noise dominates a column, nothing is known
-about it, and it keeps the mapping of its range.
+and deviation. Categories have their shares. Where noise dominates a column of B cells,
+
+    z s √B > K/2,    z = 1.96, noise of s users on a count,
+
+so that a median's rank would be known within a quarter of the users at best, nothing is known about
+it, and it keeps the mapping of its range. That is decided by public numbers, for all columns of
+that size alike.
 
 Without privacy the same figures are computed from the training users exactly, and no bins are
 needed. In both a user's rows weigh 1/n_k each.
@@ -30,6 +35,9 @@ BINS = 64
 
 _AT_ONCE = 2**14
 """Users whose rows are read together."""
+
+_MOST_ERROR = 0.25
+"""How far off a median's rank may be, as a share of the users: beyond it noise dominates."""
 
 _RARE = 0.02
 """A number has two values where each of them is at least so common, and nothing lies between."""
@@ -96,6 +104,8 @@ def measured_inputs(
     for column, cells, place in zip(columns, plan.columns, places(plan.columns), strict=True):
         numbers = tuple(released[place].tolist())
         more = (plan.noise_stddev, plan.population, plan.confidence)
+        if plan.rank_error(0.5, cells.size) > _MOST_ERROR:
+            continue
         if isinstance(cells, NumberCells):
             known = _number(MeasuredNumber(cells, numbers, *more))
         else:
