@@ -24,6 +24,10 @@ says that it is missing. An indicator of a category has
 
 with p its share: a rarer one is not stretched further.
 
+The label of a regression is such a column, too: its centre and width are the unit of the network's
+output while it is trained, so that its loss is in standard deviations. A range that is much wider
+than the labels would leave a loss that hardly depends on the inputs.
+
 A scaling belongs to a model: a finished model is a `ScaledModel`, which takes inputs as the table
 gives them. It holds for people who were not trained on, too.
 """
@@ -69,7 +73,8 @@ class InputColumn:
     name
         The column.
     first, size
-        It became the inputs ``first`` to ``first + size − 1``.
+        It became the inputs ``first`` to ``first + size − 1``. A regression's label, mapped to
+        [−3, 3] as a number is, stands behind the last input.
     number
         Whether it is a number in [−3, 3] (one input), and not 0/1 inputs of categories.
     indicator
@@ -157,6 +162,9 @@ class Scaling:
         Every column of the table with where its figures are from.
     limit
         Where scaled inputs are clamped.
+    label
+        (c, w): an output o of the network stands for c + w o in units of the label's range. (0, 1)
+        where nothing is known, and for classes.
     """
 
     centre: tuple[float, ...]
@@ -166,14 +174,22 @@ class Scaling:
     indicator: tuple[int, ...]
     columns: tuple[tuple[str, Source], ...] = ()
     limit: float = LIMIT
+    label: tuple[float, float] = (0.0, 1.0)
 
     def __post_init__(self) -> None:
         sizes = {len(x) for x in (self.centre, self.width, self.origin, self.threshold)}
-        numbers = (*self.centre, *self.width, *self.origin, *self.threshold, self.limit)
+        numbers = (
+            *self.centre,
+            *self.width,
+            *self.origin,
+            *self.threshold,
+            self.limit,
+            *self.label,
+        )
         good = sizes == {len(self.indicator)} and all(map(math.isfinite, numbers))
         inside = all(-1 <= place < len(self.indicator) for place in self.indicator)
         positive = min(self.width, default=1.0) > 0 and min(self.threshold, default=0.0) >= 0
-        if not (good and inside and positive and self.limit > 0):
+        if not (good and inside and positive and self.limit > 0 and self.label[1] > 0):
             raise ValueError(
                 "a scaling has a finite centre, a positive width, an origin, a threshold and an "
                 f"indicator for every input, and a positive limit; {self.as_dict()} was given"
@@ -209,8 +225,9 @@ class Scaling:
                 indicator=tuple(int(each) for each in values["indicator"]),
                 columns=tuple((str(name), _source(word)) for name, word in values["columns"]),
                 limit=float(values["limit"]),
+                label=(float(values["label"][0]), float(values["label"][1])),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, IndexError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{values!r} is no scaling ({error!r}); put an intact copy of the file in its place"
             ) from error
@@ -258,10 +275,16 @@ def scaling_of(
     origin, threshold = np.zeros(inputs), np.zeros(inputs)
     indicator = np.full(inputs, -1)
     sources: list[tuple[str, Source]] = []
+    label = (0.0, 1.0)
     for column in columns:
         known = _declared(column) or (found or {}).get(column.name) or Found("range")
         place = slice(column.first, column.first + column.size)
-        if column.number:
+        sources.append((column.name, known.source))
+        if column.first == inputs:
+            if known.centre is not None and known.width is not None:
+                unit = 2 * HALF_WIDTH
+                label = ((known.centre + HALF_WIDTH) / unit, known.width / unit)
+        elif column.number:
             if column.indicator is not None:
                 indicator[column.first] = column.indicator
                 if known.source != "range":
@@ -280,7 +303,6 @@ def scaling_of(
         elif known.shares is not None:
             centre[place] = known.shares
             width[place] = [share_width(share) for share in known.shares]
-        sources.append((column.name, known.source))
     return Scaling(
         _single(centre),
         _single(width),
@@ -288,6 +310,7 @@ def scaling_of(
         _single(threshold),
         tuple(indicator.tolist()),
         tuple(sources),
+        label=(float(np.float32(label[0])), float(np.float32(label[1]))),
     )
 
 
@@ -327,10 +350,11 @@ class ScalingLayer(nn.Module):
     threshold: Tensor
     indicator: Tensor
     limit: Tensor
+    label: Tensor
 
     def __init__(self, scaling: Scaling) -> None:
         super().__init__()
-        for name in ("centre", "width", "origin", "threshold", "limit"):
+        for name in ("centre", "width", "origin", "threshold", "limit", "label"):
             values = torch.tensor(getattr(scaling, name), dtype=torch.float32)
             self.register_buffer(name, values)
         self.register_buffer("indicator", torch.tensor(scaling.indicator, dtype=torch.int64))
@@ -364,9 +388,9 @@ class ScaledModel(nn.Module):
         self.model = model
 
     def forward(self, x: Tensor) -> Tensor:
-        """The model's output for unscaled inputs."""
+        """The model's output for unscaled inputs, in units of a regression's label range."""
         output: Tensor = self.model(self.scaling(x))
-        return output
+        return self.scaling.label[0] + self.scaling.label[1] * output
 
 
 def load_model(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:

@@ -70,6 +70,8 @@ class Label:
         For a regression: whether a label outside the range is an error, or moved to its end.
     merged
         The cells that mean a class, for classes that stand for others than themselves.
+    centre, scale
+        For a regression: where labels lie and how far they spread, where that is public.
     """
 
     column: str
@@ -78,6 +80,8 @@ class Label:
     missing: Missing = "refuse"
     outside: Outside = "refuse"
     merged: tuple[tuple[Scalar, tuple[Scalar, ...]], ...] = ()
+    centre: float | None = None
+    scale: float | None = None
 
     @property
     def cells(self) -> tuple[tuple[Scalar, ...], ...]:
@@ -94,6 +98,11 @@ class Label:
         if self.classes is not None:
             _check_values(f"the label {self.column!r}", self.classes)
             self._check_merged(self.classes)
+            if self.centre is not None or self.scale is not None:
+                raise ValueError(
+                    f"the label {self.column!r} has classes, and centre and scale are about the "
+                    "numbers of a regression; leave them out"
+                )
         elif self.range is not None:
             _check_range(f"the label {self.column!r}", self.range)
             if self.merged:
@@ -101,6 +110,7 @@ class Label:
                     f"the label {self.column!r} has a range, and label.merged is about classes; "
                     "give one of the two"
                 )
+            _check_spread(f"the label {self.column!r}", self.range, self.centre, self.scale)
         for name, given, known in (
             ("missing", self.missing, get_args(Missing)),
             ("outside", self.outside, get_args(Outside)),
@@ -153,18 +163,7 @@ class NumberColumn:
             if given is not None and given not in known:
                 words = " or ".join(map(repr, known))
                 raise ValueError(f"{where}: {name} is {given!r}; expected {words}, or leave it out")
-        if (self.centre is None) != (self.scale is None):
-            raise ValueError(
-                f"{where} has centre = {self.centre} and scale = {self.scale}; give both or neither"
-            )
-        if self.centre is not None and self.scale is not None:
-            low, high = self.range
-            if not (low <= self.centre <= high and 0 < self.scale <= high - low):
-                raise ValueError(
-                    f"{where} has centre = {self.centre:g} and scale = {self.scale:g}; expected a "
-                    f"centre in its range [{low:g}, {high:g}], and a scale that is positive and no "
-                    "wider than it"
-                )
+        _check_spread(where, self.range, self.centre, self.scale)
         _check_measured(where, self.measured, self.given)
 
     @property
@@ -370,6 +369,11 @@ class TableSchema:
                 lines.append(f"positive = {toml_value(self.label.classes[1])}")
         if self.label.range is not None:
             lines.append(f"range = {toml_list(map(_plain, self.label.range))}")
+        if self.label.centre is not None and self.label.scale is not None:
+            lines += [
+                f"centre = {_plain(self.label.centre)}",
+                f"scale = {_plain(self.label.scale)}",
+            ]
         for name, value in (("missing", self.label.missing), ("outside", self.label.outside)):
             if value != "refuse":
                 lines.append(f'{name} = "{value}"')
@@ -413,6 +417,20 @@ def _check_range(where: str, given: tuple[float, float]) -> None:
         raise ValueError(
             f"{where} has the range [{low:g}, {high:g}]; expected low < high, within ±1e30"
         )
+
+
+def _check_spread(
+    where: str, range: tuple[float, float], centre: float | None, scale: float | None
+) -> None:
+    if (centre is None) != (scale is None):
+        raise ValueError(f"{where} has centre = {centre} and scale = {scale}; give both or neither")
+    if centre is not None and scale is not None:
+        low, high = range
+        if not (low <= centre <= high and 0 < scale <= high - low):
+            raise ValueError(
+                f"{where} has centre = {centre:g} and scale = {scale:g}; expected a centre in its "
+                f"range [{low:g}, {high:g}], and a scale that is positive and no wider than it"
+            )
 
 
 def _check_measured(where: str, measured: bool, given: bool) -> None:
@@ -495,7 +513,7 @@ def _measured_at(given: Mapping[str, Any]) -> MeasuredAt | None:
 
 def _label(given: Mapping[str, Any]) -> Label:
     known = {"column", "classes", "positive", "range", "missing", "outside", "merged"}
-    _known(given, "[label]", known)
+    _known(given, "[label]", known | {"centre", "scale"})
     column = given.get("column")
     if not isinstance(column, str):
         raise ValueError(f"label.column is {column!r}; expected the name of the label's column")
@@ -515,6 +533,8 @@ def _label(given: Mapping[str, Any]) -> Label:
         given.get("missing", "refuse"),
         given.get("outside", "refuse"),
         _merged(given, classes or ()),
+        _finite(given, "centre", "[label]"),
+        _finite(given, "scale", "[label]"),
     )
 
 

@@ -169,6 +169,10 @@ def input_columns(schema: TableSchema) -> tuple[InputColumn, ...]:
             size = len(feature.outputs)
             found.append(InputColumn(feature.name, first, size, number=False, shares=shares))
         first += len(feature.outputs)
+    label = schema.label
+    if label.range is not None:
+        number = NumberColumn(label.column, label.range, centre=label.centre, scale=label.scale)
+        found.append(number_input(number, first))
     return tuple(found)
 
 

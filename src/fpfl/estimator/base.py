@@ -107,6 +107,10 @@ UNSCALED = (
 )
 
 
+LABEL = "(label)"
+"""What a regression's label is called among the columns: no feature has that name by chance."""
+
+
 @dataclass(frozen=True)
 class Fitting:
     """A fit before its training: alone and in a search it is the same one.
@@ -249,6 +253,7 @@ class FairPrivateBase(BaseEstimator):
         if scaling.ranges is not None:
             # What training is to find out about them: nothing is known but their ranges.
             found = schema.feature_names or tuple(f"feature {n}" for n in range(X.shape[1]))
+            found = (*found, *([] if label_range is None else [LABEL]))
             columns = tuple(InputColumn(name, n) for n, name in enumerate(found))
             data = replace(data, columns=columns)
         with warnings.catch_warnings():

@@ -25,6 +25,7 @@ import numpy as np
 
 from fpfl.data.federated import FederatedDataset
 from fpfl.data.inputs import Found, InputColumn, share_width
+from fpfl.data.schema import HALF_WIDTH
 from fpfl.measurement.cells import NOWHERE, CategoryCells, Cells, Floats, Ints, NumberCells, places
 from fpfl.measurement.counting import CodedRows, whole_sum
 from fpfl.measurement.intervals import normal_quantile, ratio
@@ -76,9 +77,20 @@ def _chunks(data: FederatedDataset, columns: Sequence[InputColumn]) -> Iterator[
     offsets = data.offsets.numpy()
     for first in range(0, data.population, _AT_ONCE):
         last = min(first + _AT_ONCE, data.population)
-        rows = data.features[offsets[first] : offsets[last]].double().cpu().numpy()
+        rows = _rows(data, slice(offsets[first], offsets[last]))
         owner = np.repeat(np.arange(first, last), np.diff(offsets[first : last + 1]))
         yield CodedRows(tuple(_codes(rows, column) for column in columns), owner)
+
+
+def _rows(data: FederatedDataset, place: slice) -> Floats:
+    """Inputs, and behind them the label of a regression, from its range to [−3, 3]."""
+    rows: Floats = data.features[place].double().cpu().numpy()
+    if data.schema.label_range is None:
+        return rows
+    low, high = data.schema.label_range
+    labels = data.labels[place].double().cpu().numpy()
+    mapped = HALF_WIDTH * (2.0 * (labels - low) / (high - low) - 1.0)
+    return np.concatenate([rows, mapped[:, None]], axis=1)
 
 
 def _codes(rows: Floats, column: InputColumn) -> Ints:
@@ -160,12 +172,12 @@ def exact_inputs(data: FederatedDataset, columns: Sequence[InputColumn]) -> Mapp
     """The same figures of the training users, without noise and without bins."""
     sizes = data.sizes().numpy()
     weights = np.repeat(1.0 / np.maximum(sizes, 1), sizes)
-    return {column.name: _exact(data, column, weights) for column in columns}
+    rows = _rows(data, slice(None))
+    return {column.name: _exact(rows, column, weights) for column in columns}
 
 
-def _exact(data: FederatedDataset, column: InputColumn, weights: Floats) -> Found:
-    place = slice(column.first, column.first + column.size)
-    values = data.features[:, place].double().cpu().numpy()
+def _exact(rows: Floats, column: InputColumn, weights: Floats) -> Found:
+    values = rows[:, column.first : column.first + column.size]
     if not column.number:
         some = values.any(axis=1)
         total = max(float(weights[some].sum()), 1e-300)
@@ -173,7 +185,7 @@ def _exact(data: FederatedDataset, column: InputColumn, weights: Floats) -> Foun
     there = np.ones(len(values), dtype=bool)
     missing = None
     if column.indicator is not None:
-        there = data.features[:, column.indicator].cpu().numpy() != 1.0
+        there = rows[:, column.indicator] != 1.0
         missing = float(weights[~there].sum() / max(float(weights.sum()), 1e-300))
     found = np.asarray(column.units(values[there, 0]))
     if not len(found):

@@ -188,7 +188,7 @@ def _shape(made: Prepared) -> tuple[Any, ...]:
         spec.flat.names,
         spec.flat.shapes,
         (w.dtype, str(w.device), made.data.features.dtype, made.data.labels.dtype),
-        replace(spec.schema, population=None),
+        (replace(spec.schema, population=None), made.data.schema.label_unit),
         None if constraint is None else made_of(replace(constraint, tolerance=0.5)),
         shape(spec.server(made.third_party)),
         tuple((rule.name, tuple(rule.parts), rule.order) for rule in made.third_party.rules),

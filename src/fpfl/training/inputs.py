@@ -150,9 +150,14 @@ def _charged(
 
 
 def scaled(data: FederatedDataset, scaling: Scaling) -> FederatedDataset:
-    """The population with its inputs scaled."""
+    """The population with its inputs scaled, and its label's unit as it was found."""
     pieces = [scaling(piece) for piece in torch.split(data.features, _AT_ONCE)]
-    return replace(data, features=torch.cat(pieces) if pieces else data.features, columns=())
+    schema = data.schema
+    if schema.label_range is not None:
+        (low, high), (centre, width) = schema.label_range, scaling.label
+        unit = (low + centre * (high - low), width * (high - low))
+        schema = replace(schema, label_unit=unit)
+    return replace(data, features=torch.cat(pieces), schema=schema, columns=())
 
 
 def from_first(inputs: Inputs, scaling: Scaling | None, ranks: Ranks) -> Scaling:
@@ -161,8 +166,9 @@ def from_first(inputs: Inputs, scaling: Scaling | None, ranks: Ranks) -> Scaling
         assert scaling is not None  # this is the first
         return scaling
     mine = scaling or scaling_of(inputs.columns, inputs.size)
-    numbers = (*mine.centre, *mine.width)
+    numbers = (*mine.label, *mine.centre, *mine.width)
     bits = struct.unpack(f"<{len(numbers)}q", struct.pack(f"<{len(numbers)}d", *numbers))
     same = ranks.numbers_from_first(list(bits))
     found = struct.unpack(f"<{len(numbers)}d", struct.pack(f"<{len(numbers)}q", *same))
-    return replace(mine, centre=found[: inputs.size], width=found[inputs.size :])
+    label, centre, width = found[:2], found[2 : 2 + inputs.size], found[2 + inputs.size :]
+    return replace(mine, label=(label[0], label[1]), centre=centre, width=width)
