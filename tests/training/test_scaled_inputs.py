@@ -486,3 +486,40 @@ def test_what_is_said(people: FederatedDataset, tmp_path: Path) -> None:
     assert "3 columns measured with privacy" in facts["inputs"]
     assert "3 columns measured with privacy" in fpfl.model_card(tmp_path / "run")
     assert fpfl.run_facts(run)["inputs"] == facts["inputs"]
+
+
+# --- the label of a regression --------------------------------------------------------------------
+
+REGRESSION = replace(SCHEMA, label=Label("age", range=(0, 1000)), features=FEATURES[1:])
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_a_regression_is_trained_in_its_labels_spread(table: Path, private: bool) -> None:
+    """On a range that is twenty times as wide the model does not end at the mean of the range."""
+    data = fpfl.read_table(table, REGRESSION)
+    options = {"privacy": fpfl.Privacy(20.0, clip=1.0), "noise_seed": 1} if private else {}
+    run = train(data, rounds=40, cohort=200, learning_rate=0.5, **options)
+    assert run.scaling is not None
+    assert run.scaling.label[0] == pytest.approx(0.04, abs=0.02)
+    assert run.scaling.label[1] == pytest.approx(0.01, abs=0.02)
+    assert data.schema.label_unit is None
+    outputs = fpfl.users.task.flatten_output(run.model(data.features), data.schema)
+    assert outputs.mean().item() == pytest.approx(0.04, abs=0.01)  # units of the declared range
+    plain = train(data, rounds=40, cohort=200, learning_rate=0.5, measure=False, **options)
+    first, second = (each.evaluate(data, bootstrap=0).error for each in (run, plain))
+    assert first is not None
+    assert second is not None
+    assert first < second
+
+
+def test_a_labels_figures_can_be_declared(table: Path, tmp_path: Path) -> None:
+    declared = replace(REGRESSION, label=replace(REGRESSION.label, centre=40, scale=10))
+    (tmp_path / "s.toml").write_text(declared.toml())
+    assert fpfl.data.read_table_schema(tmp_path / "s.toml") == declared
+    run = train(fpfl.read_table(table, declared))
+    assert run.scaling is not None
+    assert run.scaling.label == pytest.approx((0.04, 0.01))
+    with pytest.raises(ValueError, match="centre in its range"):
+        replace(REGRESSION.label, centre=-1, scale=10)
+    with pytest.raises(ValueError, match="numbers of a regression"):
+        replace(SCHEMA.label, centre=1, scale=10)
