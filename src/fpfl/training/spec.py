@@ -83,6 +83,8 @@ class TrainingSpec:
     table
         Whether v has the confusion table where classes are few: a run that was begun before there
         was one goes on with hits and misses.
+    measurement
+        Whether inputs are measured before the first round, with noise by rule; or σ₀ of that.
     """
 
     flat: FlatModel
@@ -103,6 +105,7 @@ class TrainingSpec:
     local: FederatedAveraging | None
     noise: Privacy | None = None
     table: bool = True
+    measurement: bool | float = False
 
     @classmethod
     def settle(
@@ -124,6 +127,7 @@ class TrainingSpec:
         selection_window: int = 1,
         samples_per_user: int | None = None,
         local: FederatedAveraging | None = None,
+        measurement: bool | float = False,
     ) -> Self:
         """Check the arguments of `fpfl.train`, and choose what was left open."""
         check_types(constraint, method, privacy, optimizer, local)
@@ -155,6 +159,7 @@ class TrainingSpec:
             selection_window=selection_window,
             samples_per_user=samples_per_user,
             local=local,
+            measurement=measurement,
         )
 
     # --- what is released ---------------------------------------------------------------------
@@ -190,6 +195,7 @@ class TrainingSpec:
             rounds=self.rounds,
             constrained=self.constraint is not None,
             clipping=self.clipping,
+            measurement=self.measurement,
         )
 
     # --- who computes and serves --------------------------------------------------------------
