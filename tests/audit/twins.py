@@ -284,12 +284,13 @@ def _counting(patch: pytest.MonkeyPatch) -> list[int]:
 
 
 def selection_by_true_accuracy(patch: pytest.MonkeyPatch) -> None:
-    """The kept model is chosen by hits and misses as they were before the noise."""
+    """The kept model is chosen by right and wrong predictions as they were before the noise."""
     noised, observe = ThirdParty.noised, Selection.observe
     true: dict[str, Tensor] = {}
 
     def remembered(self: ThirdParty, total: Tensor, *args: Any, **how: Any) -> Tensor:
-        true.update({name: total[self.places[name]][0].clone() for name in ("hits", "misses")})
+        table = total[self.places["table"]].clone()  # of two classes
+        true.update({"hits": table[0] + table[3], "misses": table[1] + table[2]})
         return noised(self, total, *args, **how)
 
     def peeking(self: Selection, t: int, measured: Tensor, counts: Any, *rest: Any) -> Selection:
@@ -491,7 +492,7 @@ CASES = {
         replace(ALONE, privacy=BLOCKS, attack=HeavyUser("counts"), constraint=True),
     ),
     "selection's counts without noise": (
-        without_noise("hits", "misses"),
+        without_noise("table"),
         replace(ALONE, attack=HeavyUser("selection")),
     ),
     "number of clipped users without noise": (

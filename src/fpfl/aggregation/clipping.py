@@ -279,4 +279,4 @@ def _kind(name: str) -> str:
         return GRADIENTS
     if name == CLIPPED:
         return CLIPPED
-    return SELECTION if name in ("hits", "misses") else COUNTS
+    return SELECTION if name in ("hits", "misses", "table") else COUNTS

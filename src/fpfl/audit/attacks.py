@@ -146,7 +146,9 @@ class HeavyUser:
             x = sum(parts[1:], parts[0]) / norm - seen.q * min(norm, bound)  # less the others'
             heads, tails = x[:, :1], x[:, 1:2]
         elif self.block == SELECTION:
-            heads, tails = seen.v[:, places["misses"]], seen.v[:, places["hits"]]
+            # Of two classes: class 1 that is taken for class 0, and class 0 that is known.
+            table = seen.v[:, places["table"]]
+            heads, tails = table[:, 2:3], table[:, :1]
             heads = heads - seen.q * 2 * min(1.0, bound)
         elif setup.clipping.adapts is not None:
             # Who is not clipped, as the two others, sends −½; heads sends ½.

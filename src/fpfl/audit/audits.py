@@ -233,7 +233,8 @@ def released(scene: Scene, setting: AuditSettings) -> Seen:
         )
     if run.privacy is None or len(events) < setting.rounds:
         raise ValueError(f"a run of the audit did not go through: {run.stopped}")
-    length = max(place.stop for place in setting.setup.places(scene.parameters).values())
+    places = setting.setup.places(scene.parameters, scene.classes)
+    length = max(place.stop for place in places.values())
     if any(len(event.v) != length for event in events):
         raise ValueError(
             f"the totals have {len(events[0].v)} numbers, the audit knows of {length}: the layout "

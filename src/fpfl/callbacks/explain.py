@@ -132,6 +132,7 @@ _COUNTS = {
     "n": "n': samples of a rate",
     "overall_F": "F of everybody",
     "overall_n": "n' of everybody",
+    "table": "confusion table: class, predicted",
     "hits": "right predictions",
     "misses": "wrong predictions",
 }

@@ -29,9 +29,9 @@ class Clipping:
         min(1, C_s/Σ n'), so that clipping cannot bias the measured rates; ``bound`` is then for
         the gradients alone.
     selection
-        The bound of the hits and misses that model selection and the history's accuracy come
-        from, a block of their own always (inside the joint norm they would crowd the gradient
-        out).
+        The bound of the confusion table (or hits and misses) that model selection and the
+        history's accuracy come from, a block of its own always (inside the joint norm it would
+        crowd the gradient out).
     counts_share, selection_share
         Which part of the privacy budget 1/σ² the blocks get; the gradients have the rest.
     clipped_share

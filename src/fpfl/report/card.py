@@ -30,6 +30,7 @@ from fpfl.report.words import (
     rates_of,
     score_word,
     source_mark,
+    trained_lines,
     what_was_trained,
     when_and_with,
     with_interval,
@@ -255,6 +256,7 @@ def _results(record: RunRecord) -> list[str]:
             f"Released in the last round of training (round {last['round']:,}; its cohort's, "
             f"{noise}): {score_word(record)} {number(last.get('accuracy'))}{gaps}."
         )
+        lines += [part for said in trained_lines(record) for part in ("", plain(said, 2000))]
     return lines
 
 

@@ -173,6 +173,12 @@ def noise_kept(folder: RunFolder, privacy: Privacy) -> Privacy:
     return replace(privacy, epsilon=None, noise_multiplier=ledger.mechanism.noise_multiplier)
 
 
+def table_kept(folder: RunFolder) -> bool:
+    """Whether v may have the confusion table: not where a run was begun with hits and misses."""
+    layout = folder.run.settings.get("layout") if folder.resume else None
+    return not isinstance(layout, dict) or layout.get("classes") is not None
+
+
 def statement(
     plan: PrivacyPlan | None,
     ledger: RunLedger | None,

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from fpfl.fairness.confusion import Released, Tables
 from fpfl.fairness.totals import SMALLEST_COUNT, Totals, Weights
 from fpfl.methods.base import Method, MethodState, ReweightingMethod
 from fpfl.privacy.conventions import BudgetExhaustedError
@@ -75,7 +76,8 @@ class ServerSettings:
     ``tolerance`` is α, ``optimizer`` makes any ``torch.optim`` optimiser for [w];
     ``smallest_count`` is the public number below which a noisy count says nothing, ``count_noise``
     the standard deviation of the noise on a count. ``control`` moves the clip bound, where it
-    adapts; the numbers of counts are then those at C₀.
+    adapts; the numbers of counts are then those at C₀. ``tables`` is what is public about released
+    confusion tables, None where v has none.
     """
 
     layout: Layout
@@ -89,6 +91,7 @@ class ServerSettings:
     selection: Rule = "best"
     selection_window: int = 1
     control: BoundControl | None = None
+    tables: Released | None = None
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,7 @@ class Server:
         self._selection = selection.under(selection_of(settings), state.round)
         self.history = list(state.history)
         self._u = state.log_bound
+        self._tables = None if settings.tables is None else Tables(settings.tables, self.history)
         self.diverged: str | None = None
 
     @property
@@ -167,7 +171,7 @@ class Server:
             clipped = numbers["clipped"]
             numbers |= control.figures(self._u, clipped)
             self._u = control.moved(self._u, clipped)
-        self.history.append(row(t, numbers, self.settings.layout))
+        self.history.append(row(t, numbers, self.settings.layout, self._tables))
         self._selection = self._selection.observe(t, before, counts, after)
         return RoundEvent(self.history[-1], after, self.rounds, v)
 
@@ -334,6 +338,8 @@ def measured(
         # Of the released sum, noise included: with s√p beside it, it says what is left of a signal.
         "gradient_norm": totals.loss_gradient.norm(),
     }
+    if totals.table is not None:
+        found["confusion"] = totals.table
     if totals.clipped is not None:
         found["clipped"] = totals.clipped
     if layout.rates:
@@ -347,12 +353,17 @@ def measured(
     return found
 
 
-def row(t: int, found: Mapping[str, Any], layout: Layout) -> Row:
-    """A round's row of the history, of what it measured as plain numbers and lists of them."""
+def row(t: int, found: Mapping[str, Any], layout: Layout, tables: Tables | None = None) -> Row:
+    """A round's row of the history, of what it measured as plain numbers and lists of them.
+
+    ``tables`` are those of the rounds before; it takes in this round's.
+    """
     described: Row = {"round": t}
     for name, value in found.items():
         if name == "fair":
             described[name] = value
+        elif name == "confusion":
+            described[name] = [[_known(number) for number in line] for line in value]
         elif name == "overall":
             described[name] = dict(zip(layout.rates, map(_known, value), strict=True))
         elif isinstance(value, list):
@@ -362,6 +373,9 @@ def row(t: int, found: Mapping[str, Any], layout: Layout) -> Row:
             }
         else:
             described[name] = _known(value)
+    if tables is not None:
+        tables.take(described["confusion"])
+        described["balance"] = tables.balance()
     return described
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from fpfl.fairness.confusion import Tables
 from fpfl.fairness.totals import Counts, Weights
 from fpfl.methods import MMDM, MethodState, OneGradient, Tran
 from fpfl.methods.base import ReweightingMethod, Unconstrained
@@ -260,12 +261,14 @@ class Servers:
 
     def _outcome(self, run: int, ended: int, found: dict[str, list[Any]]) -> Outcome:
         settings, done = self.settings[run], min(ended - 1, self.rounds)
+        tables = None if settings.tables is None else Tables(settings.tables)
         figures = [each[run] for each in self._figures] or [{}] * done
         history = [
             row(
                 t + 1,
                 {name: values[t] for name, values in found.items()} | figures[t],
                 settings.layout,
+                tables,
             )
             for t in range(done)
         ]

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from fpfl.aggregation.noise import SeededNoise, SystemNoise
 from fpfl.aggregation.sums import ThirdParty
 from fpfl.data.federated import FederatedDataset
+from fpfl.fairness.confusion import training_verdict
 from fpfl.fairness.constraints import Constraint
 from fpfl.methods import Method
 from fpfl.numerics.randomness import RoundStreams
@@ -32,7 +33,7 @@ from fpfl.privacy.statement import PrivacyStatement
 from fpfl.runs.fingerprints import data_fingerprint
 from fpfl.runs.folder import OpenRun, RunFolder, as_run_folder
 from fpfl.runs.journal import PopulationJournal
-from fpfl.runs.resume import Kept, begun_with, noise_kept, opened, statement
+from fpfl.runs.resume import Kept, begun_with, noise_kept, opened, statement, table_kept
 from fpfl.server.events import Training, Watching, parts_of
 from fpfl.server.loop import Callback, Federation, OptimizerFactory, Outcome, Server, begin, serve
 from fpfl.server.ranks import Ranks
@@ -45,6 +46,7 @@ from fpfl.training.spec import (
     check_data,
     check_words,
     chosen_sampling,
+    collapse_notes,
     fingerprint,
     memory_budget,
     noise_notes,
@@ -136,6 +138,7 @@ def conduct(
         stopped = serve(federation(kept), running, (watching,), kept.journal if kept else None)
         outcome = running.outcome(stopped)
         notes += noise_notes(outcome.history, noisy, spec.layout, server.selection)
+        notes += collapse_notes(outcome.history, spec.schema)
         notes += kept.past.notes if kept else ()
         for note in (*notes, *([outcome.stopped] if outcome.stopped else [])):
             warnings.warn(note, RunNote, stacklevel=3)
@@ -181,6 +184,7 @@ def finished(
         stopped=outcome.stopped,
         warnings=notes,
         settings=settings,
+        collapse=training_verdict(outcome.history, spec.schema.class_names),
     )
 
 
@@ -266,6 +270,8 @@ def prepare(
     check_words("best", sampling, 1, precision)
     flat, data = prepared(model, data, device)
     spec = TrainingSpec.settle(flat, data.schema, population=data.K, privacy=privacy, **settings)
+    if where is not None:
+        spec = replace(spec, table=table_kept(where))
     if privacy is None or noise_seed is not None:
         # A real private run says nothing about its data but through noise.
         check_data(data, spec.constraint)
