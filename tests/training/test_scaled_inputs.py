@@ -48,13 +48,14 @@ SCHEMA = fpfl.TableSchema(
 
 def rows(times: float = 1.0) -> str:
     rng = np.random.default_rng(0)
-    lines = ["id,age,score,job,y"]
+    lines = ["id,age,score,job,sex,y"]
     for user in range(USERS):
         for _ in range(1 + user % 3):
             age, score, job = rng.normal(40, 10), rng.normal(), rng.choice(["a", "a", "b", "c"])
             yes = age - 40 + 10 * score > rng.normal()
             shown = "" if rng.random() < 0.1 else f"{score:.3f}"
-            lines.append(f"{user},{age * times:.3f},{shown},{job},{'yes' if yes else 'no'}")
+            said = "yes" if yes else "no"
+            lines.append(f"{user},{age * times:.3f},{shown},{job},{'fm'[user % 2]},{said}")
     return "\n".join(lines) + "\n"
 
 
