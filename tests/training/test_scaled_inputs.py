@@ -524,3 +524,12 @@ def test_a_labels_figures_can_be_declared(table: Path, tmp_path: Path) -> None:
         replace(REGRESSION.label, centre=-1, scale=10)
     with pytest.raises(ValueError, match="numbers of a regression"):
         replace(SCHEMA.label, centre=1, scale=10)
+
+
+def test_columns_of_other_features_are_refused(people: FederatedDataset) -> None:
+    schema = replace(people.schema, shape=(2,), feature_names=None, feature_ranges=None)
+    fewer = replace(people, features=people.features[:, :2], schema=schema)
+    with pytest.raises(ValueError, match="not those of the table any more"):
+        train(fewer)
+    assert train(replace(fewer, columns=())).scaling is None
+    assert train(fewer, measure=False).scaling is None
