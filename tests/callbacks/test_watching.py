@@ -563,7 +563,7 @@ def test_explained_noise_is_the_plans(counts: float | None) -> None:
     # N = m n̄, with three declared samples a user.
     assert f"{gradient.noise / 60:.3g} on every parameter once divided by N = 60" in gradient.words
     # Three samples each: the bound of 5 does not matter there, that of counts does.
-    assert found["right predictions"].most == 20 * 3.0
+    assert found["confusion table: class, predicted"].most == 20 * 3.0
     n = found["n': samples of a rate" if counts is None else "n' - F: the others"]
     assert n.most == 20 * (2.0 if counts is None else 1.0)
     s = n.noise * (1.0 if counts is None else math.sqrt(2))

@@ -471,6 +471,22 @@ def test_settings_of_numpys_types_are_kept_as_given() -> None:
 
 
 @dominated
+@dominated
+def test_a_clip_bound_may_find_itself() -> None:
+    """Cloned, fitted and pickled like any other setting."""
+    X, y, s, users = people()
+    clip = fpfl.Clipping(0.05, counts=1.0, adapts=fpfl.AdaptiveBound(0.1, rate=0.5))
+    estimator = clone(FairPrivateClassifier(epsilon=4.0, clip=clip, rounds=30))
+    assert estimator.get_params()["clip"] == clip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # so few users
+        estimator.fit(X, y, sensitive_features=s["sex"], users=users)
+    history = estimator.run_.history
+    assert history[0]["clip_bound"] == 0.05
+    assert history[-1]["clip_bound"] > 0.05  # everybody was clipped
+    assert same(pickle.loads(pickle.dumps(estimator)), estimator, X)
+
+
 def test_a_weighted_row_has_room_below_the_clip_bound() -> None:
     X, y, s, _ = people(100)
     estimator = FairPrivateClassifier(epsilon=3.0, rounds=2, feature_range=RANGE)

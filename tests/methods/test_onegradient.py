@@ -452,7 +452,7 @@ def test_what_users_send() -> None:
         paper = CohortEngine(model, data, constraint).layout
         groups = len(one.groups)
         own = 0 if one.partition else 4
-        assert one.size == model.size + 2 * 2 * groups + own + 2
+        assert one.size == model.size + 2 * 2 * groups + own + 4
         assert one.size < paper.size
         totals = one.totals(torch.arange(float(one.size)), 1.0)
         assert totals.F_gradient.shape == (2, groups, model.size)

@@ -541,7 +541,10 @@ def test_coarser_products_stay_near_and_within_the_bound(precision, model) -> No
         sum(clipped_sum(part, rules) for part in e.statistics(w, users)) for e in (exact, coarse)
     )
     assert other.dtype == torch.float64
-    torch.testing.assert_close(one, other, rtol=0.1, atol=0.03)
+    # A sample whose two likeliest classes are about as likely may be taken for the other one.
+    table = exact.layout.slices["table"]
+    torch.testing.assert_close(one[: table.start], other[: table.start], rtol=0.1, atol=0.03)
+    torch.testing.assert_close(one[table].sum(), other[table].sum())
     for k in users:
         (part,) = coarse.statistics(w, np.array([k]))
         total = clipped_sum(part, rules)

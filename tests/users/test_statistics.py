@@ -122,9 +122,9 @@ def test_unknown_groups_count_overall_and_in_no_group() -> None:
 
 def test_one_complete_attribute_partitions_and_needs_no_overall_block() -> None:
     engine = CohortEngine(FlatModel.of(nn.Linear(5, 1)), make_population(), fnr_parity("sex"))
-    assert list(engine.layout.shapes) == ["loss_gradient", "F", "F_gradient", "n", "hits", "misses"]
+    assert list(engine.layout.shapes) == ["loss_gradient", "F", "F_gradient", "n", "table"]
     p, groups = 6, 2
-    assert engine.layout.size == (groups + 1) * p + 2 * groups + 2
+    assert engine.layout.size == (groups + 1) * p + 2 * groups + 4
 
 
 def test_users_without_samples_send_nothing() -> None:

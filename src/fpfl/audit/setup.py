@@ -58,9 +58,9 @@ class Setup:
             return ()
         return (Attribute("group", tuple(f"g{number}" for number in range(self.groups))),)
 
-    def places(self, parameters: int) -> dict[str, slice]:
-        """Where the parts of v stand."""
-        schema = Schema((1,), attributes=self.attributes)
+    def places(self, parameters: int, classes: int = 2) -> dict[str, slice]:
+        """Where the parts of v stand, for a model with so many parameters and classes."""
+        schema = Schema((1,), attributes=self.attributes, classes=classes)
         method = self.method or Unconstrained()
         return layout_of(parameters, schema, self.constraint, method, self.clipping).slices
 
@@ -105,6 +105,11 @@ class Scene:
         """How many the model has."""
         return self.features * self.outputs
 
+    @property
+    def classes(self) -> int:
+        """How many it tells apart."""
+        return max(2, self.outputs)
+
     def model(self) -> nn.Module:
         """A linear model without a bias, its weights at ``start``; the last one at ``last``."""
         model = nn.Linear(self.features, self.outputs, bias=False, dtype=self.dtype)
@@ -131,7 +136,7 @@ class Scene:
             column["label"],
             column["group"].unsqueeze(1)[:, : len(attributes)],
             torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)]),
-            Schema(shape=(self.features,), attributes=attributes, classes=max(2, self.outputs)),
+            Schema(shape=(self.features,), attributes=attributes, classes=self.classes),
         )
 
 
@@ -140,7 +145,8 @@ class Seen:
     """All that a run released: totals v_t, models w_t, the model it kept, and its promise.
 
     ``start`` is w_0, which is public, like the cohort's expected share q of the population.
-    ``multipliers`` are the history's λ_t, one row for each round; none without a constraint.
+    ``multipliers`` are the history's λ_t, one row for each round; none without a constraint. Where
+    a clip bound adapts, what is clipped to it is in v in units of the first round's.
     """
 
     v: NDArray[np.float64]

@@ -13,6 +13,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from fpfl.callbacks import progress as released
+from fpfl.fairness.collapse import LEAST
+from fpfl.fairness.confusion import balance_of, collapsed_in_training
 from fpfl.privacy.spending import Spent
 from fpfl.privacy.statement import round_up
 from fpfl.server.events import Training
@@ -68,6 +70,19 @@ def averaged_words(row: Row) -> str:
     """The gap by the method's averages over rounds, where it has one."""
     averaged = row.get("averaged_gap")
     return "" if averaged is None else f"averaged gap {averaged:.3f}"
+
+
+def collapse_words(row: Row, names: Sequence[str] | None = None) -> str:
+    """How the model has collapsed by released totals, briefly; empty where that is not clear."""
+    if collapsed_in_training(row, names) is None:
+        return ""
+    metrics = balance_of(row, names)
+    assert metrics is not None  # of it was spoken
+    often = max(range(len(metrics.predicted)), key=lambda k: metrics.predicted[k].value)
+    share = metrics.predicted[often].value
+    if share > 1.0 - LEAST:
+        return f"COLLAPSED: predicts {metrics.named(often)} for {100 * share:.1f}%"
+    return f"COLLAPSED: balanced accuracy {metrics.balanced_accuracy.value:.3f}"
 
 
 def spent_words(spent: Spent | None) -> str:
@@ -235,6 +250,9 @@ class Progress:
             released.spent_words(spent),
             released.pace(per_second) if per_second else "",
             f"{released.duration((T - t) / per_second)} left" if per_second else "",
+            released.collapse_words(
+                event.row, None if training is None else training.schema.class_names
+            ),
         ]
 
     def _open(self, done: int) -> None:
@@ -273,8 +291,8 @@ def progress(name: str, rounds: int, where: Console | None = None) -> Iterator[P
 
 
 # Which of a bar's parts are left out first, where a terminal is narrow: where the gap is, the pace,
-# the averaged gap, time left, accuracy, ε, gap. How far it is stays.
-_LEFT_OUT = ("where", 5, 3, 6, 1, 4, 2)
+# the averaged gap, time left, accuracy, ε, gap, how the model has collapsed. How far it is stays.
+_LEFT_OUT = ("where", 5, 3, 6, 1, 4, 2, 7)
 
 
 def fitting(parts: Sequence[str], room: int) -> str:
@@ -288,7 +306,7 @@ def fitting(parts: Sequence[str], room: int) -> str:
             return text
         if which == "where":
             shown[2] = shown[2].split(" (")[0]
-        else:
+        elif int(which) < len(shown):
             shown[int(which)] = ""
     text = "  ".join(part for part in shown if part)
     return set_cell_size(text, max(0, min(room, cell_len(text))))

@@ -35,7 +35,8 @@ _PARAMS, _LONGEST = 100, 5000
 def scalars(row: Row, training: Training | None = None) -> dict[str, float]:
     """The released figures of a round by name, those that are known.
 
-    ``accuracy`` (``score`` in regression), ``gap``, ``gradient_norm``, a method's own figures, and
+    ``accuracy`` (``score`` in regression), ``gap``, ``gradient_norm``, a method's own figures,
+    ``balanced_accuracy``, ``f1``, ``predicted/...`` and ``collapsed`` of classifications, and
     ``rate/FNR/sex=Female``, ``overall/FNR``, ``count/...``, ``multiplier/...``; ``epsilon_so_far``
     is a bound (see `fpfl.Progress`).
     """
@@ -45,6 +46,10 @@ def scalars(row: Row, training: Training | None = None) -> dict[str, float]:
             for rate, groups in value.items():
                 for group, number in groups.items():
                     found[f"{_TABLES[name]}/{rate}/{group}"] = number
+        elif name == "confusion":
+            continue  # what it says is in the balance
+        elif name == "balance":
+            found |= _balance(value)
         elif name == "overall":
             found |= {f"overall/{rate}": number for rate, number in value.items()}
         elif name == "accuracy" and training is not None:
@@ -57,6 +62,15 @@ def scalars(row: Row, training: Training | None = None) -> dict[str, float]:
         found["epsilon_so_far"] = None if spent is None else spent.epsilon
     known = {name: float(value) for name, value in found.items() if value is not None}
     return {name: value for name, value in known.items() if math.isfinite(value)}
+
+
+def _balance(found: dict[str, Any] | None) -> dict[str, float | None]:
+    """Figures over a window of rounds: ``balanced_accuracy``, ``predicted/1``, ``collapsed``."""
+    if found is None:
+        return {}
+    shares = {f"predicted/{k}": share for k, share in enumerate(found["predicted"])}
+    names = ("balanced_accuracy", "f1", "collapsed")
+    return {**{name: found[name] for name in names}, **shares}
 
 
 def plain_settings(settings: dict[str, Any]) -> dict[str, Any]:

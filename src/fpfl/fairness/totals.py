@@ -33,8 +33,9 @@ class Counts:
     """What a round counted, with R rates and G groups; several rounds' counts can be added.
 
     ``F`` and ``n`` (R, G) belong to the groups, ``overall_F`` and ``overall_n`` (R,) to everybody.
-    ``hits`` and ``misses`` count right and wrong predictions and ``clipped`` the users who were
-    clipped, where v carries them. Counts below ``smallest`` say nothing.
+    ``hits`` and ``misses`` count right and wrong predictions, ``table`` (C, C) those of each class
+    by the class that was predicted, and ``clipped`` the users who were clipped, where v carries
+    them. Counts below ``smallest`` say nothing.
     """
 
     F: Tensor
@@ -44,6 +45,7 @@ class Counts:
     hits: Tensor | None = None
     misses: Tensor | None = None
     clipped: Tensor | None = None
+    table: Tensor | None = None
     smallest: float = SMALLEST_COUNT
 
     def __add__(self, other: Counts) -> Counts:
@@ -55,6 +57,7 @@ class Counts:
             hits=_both(self.hits, other.hits),
             misses=_both(self.misses, other.misses),
             clipped=_both(self.clipped, other.clipped),
+            table=_both(self.table, other.table),
             # Independent noise: variances add.
             smallest=_hypot(self.smallest, other.smallest),
         )

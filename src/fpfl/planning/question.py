@@ -288,7 +288,15 @@ class Question:
     def _accuracy_error(self, plan: PrivacyPlan, most: float) -> float:
         """The noise alone, at an accuracy that makes most of it."""
         A, _ = moments(self.samples_per_user, 1.0, most)
-        return plan.noise_stddev(SELECTION) / expected_count(plan.cohort, 1.0, A)
+        # hits/(hits + misses) is off by what misses are where it is near 1: with the confusion
+        # table of C classes the sum of C² − C numbers, in a regression one.
+        C = self.schema.classes
+        numbers = 1 if C is None else C**2 - C
+        return (
+            math.sqrt(numbers)
+            * plan.noise_stddev(SELECTION)
+            / (expected_count(plan.cohort, 1.0, A))
+        )
 
     def _shares(self, name: str) -> tuple[dict[str, float], bool]:
         """An attribute's shares, made to add up where they were rounded; and whether some lack."""

@@ -28,6 +28,7 @@ from fpfl.report.words import (
     percent,
     signed,
     source_mark,
+    trained_lines,
     what_was_trained,
     when_and_with,
     with_interval,
@@ -353,7 +354,7 @@ def _rounds(
         if record.history
         else "No round is recorded in this folder."
     )
-    text = paragraphs([intro])
+    text = paragraphs([intro, *trained_lines(record)])
     if any(chart.grouped for _, chart in placed):
         text += _controls(record, run)
     elif placed and record.history:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fpfl.fairness.confusion import balance_of, collapsed_in_training, training_verdict
 from fpfl.fairness.metrics import Estimate
 from fpfl.methods.base import Unconstrained, about
 from fpfl.privacy.assumptions import BEFORE
@@ -250,7 +251,13 @@ def banners(record: RunRecord) -> list[Banner]:
 
 def collapses(record: RunRecord) -> list[Banner]:
     """Evaluations in which the model has collapsed: all other figures of it mean little."""
-    return [
+    row = record.history[-1] if record.history else {}
+    said = collapsed_in_training(row, class_names(record))
+    trained = []
+    if said is not None:
+        text = f"{said[:1].upper()}{said[1:]}. No gap or verdict of it says that it is fair."
+        trained.append(Banner("Collapsed while training", text))
+    return trained + [
         Banner(
             "Collapsed model",
             f"{e.title} ({source_mark(e)}): {e.collapsed}. It treats groups alike for nothing, and "
@@ -258,6 +265,33 @@ def collapses(record: RunRecord) -> list[Banner]:
         )
         for e in record.evaluations.values()
         if e.collapsed is not None
+    ]
+
+
+def class_names(record: RunRecord) -> tuple[str, ...] | None:
+    """What the classes are called, where it is declared."""
+    names = (record.schema or {}).get("class_names")
+    return tuple(map(str, names)) if isinstance(names, list | tuple) else None
+
+
+def trained_lines(record: RunRecord) -> list[str]:
+    """What the last rounds' released tables say of balance, in sentences; empty without tables."""
+    said = training_verdict(record.history, class_names(record))
+    if said is None:
+        return []
+    row = record.history[-1]
+    found, metrics = row["balance"], balance_of(row, class_names(record))
+    assert metrics is not None  # of it was spoken
+    shares = ", ".join(
+        f"{metrics.named(k)} {number(p.value)} (of labels {number(n.value)})"
+        for k, (p, n) in enumerate(zip(metrics.predicted, metrics.labels, strict=True))
+    )
+    window = "the last round" if found["rounds"] == 1 else f"the last {found['rounds']:,} rounds"
+    return [
+        said,
+        f"Over {window}, as released: balanced accuracy "
+        f"{number(metrics.balanced_accuracy.value)}, F1 {number(metrics.f1.value)}; predicted: "
+        f"{shares}.",
     ]
 
 

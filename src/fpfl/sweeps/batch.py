@@ -26,7 +26,7 @@ from fpfl.sweeps.release import Sampled, SideBySide
 from fpfl.sweeps.servers import Servers, can_be_mapped, shape
 from fpfl.training.run import Run
 from fpfl.training.session import Prepared, finished, prepare, train
-from fpfl.training.spec import noise_notes
+from fpfl.training.spec import collapse_notes, noise_notes
 from fpfl.users.engine import CohortEngine
 from fpfl.users.task import has_dropout
 
@@ -239,7 +239,8 @@ def _fitting(group: _Group, memory: int) -> Iterator[_Group]:
     """The group in parts that fit the memory."""
     spec = group.trainings[0].spec
     layout = spec.layout
-    history = spec.rounds * FIGURES * (4 * len(layout.rates) * max(1, len(layout.groups)) + 4)
+    counted = 4 * len(layout.rates) * max(1, len(layout.groups)) + (layout.classes or 0) ** 2
+    history = spec.rounds * FIGURES * (counted + 4)
     each = 8 * COPIES * layout.size + history
     most = max(1, int(memory // each))
     parts = -(-len(group.numbers) // most)
@@ -289,6 +290,7 @@ def _run(
             declared=settings.get("population_declared"),
             measured=made.numbers,
         )
+        notes += collapse_notes(outcome.history, spec.schema)
         notes = (ALONE_TOO.format(runs=len(trainings)), *notes)
         yield finished(spec, outcome, said, settings, notes, made.scaling)
 

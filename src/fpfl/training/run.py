@@ -53,6 +53,9 @@ class Run:
         What a user should know about this run, e.g. a constraint whose noise dominates its signal.
     settings
         What the run was started with, as plain values.
+    collapse
+        Whether the model collapsed while it was trained, by released totals, in a sentence; None
+        where they do not have the confusion table (`fpfl.fairness.confusion`).
     scaling
         How a table's inputs are scaled; the model does it itself. None where they are not.
     """
@@ -65,12 +68,15 @@ class Run:
     stopped: str | None = None
     warnings: tuple[str, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict, repr=False)
+    collapse: str | None = None
     scaling: Scaling | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
         lines = [f"{len(self.history)} rounds; model kept: {self.selected}."]
         lines += [f"Inputs: {self.scaling}."] if self.scaling else []
         lines += [f"Note: {note}." for note in self.warnings]
+        if self.collapse is not None and self.collapse.rstrip(".") not in self.warnings:
+            lines.append(self.collapse)
         lines += [f"Stopped: {self.stopped}."] if self.stopped else []
         return "\n".join([*lines, str(self.privacy or NO_PRIVACY)])
 

@@ -20,6 +20,7 @@ from fpfl.aggregation.noise import SeededNoise, SystemNoise
 from fpfl.aggregation.sums import ThirdParty
 from fpfl.data.federated import FederatedDataset
 from fpfl.data.inputs import ScaledModel, Scaling
+from fpfl.fairness.confusion import training_verdict
 from fpfl.fairness.constraints import Constraint
 from fpfl.methods import Method
 from fpfl.numerics.randomness import RoundStreams
@@ -35,7 +36,7 @@ from fpfl.runs.fingerprints import data_fingerprint
 from fpfl.runs.folder import OpenRun, RunFolder, as_run_folder
 from fpfl.runs.journal import PopulationJournal
 from fpfl.runs.ledger import NO_MEASUREMENT
-from fpfl.runs.resume import Kept, begun_with, noise_kept, opened, statement
+from fpfl.runs.resume import Kept, begun_with, noise_kept, opened, statement, table_kept
 from fpfl.server.events import Training, Watching, parts_of
 from fpfl.server.loop import Callback, Federation, OptimizerFactory, Outcome, Server, begin, serve
 from fpfl.server.ranks import Ranks
@@ -49,6 +50,7 @@ from fpfl.training.spec import (
     check_data,
     check_words,
     chosen_sampling,
+    collapse_notes,
     fingerprint,
     memory_budget,
     noise_notes,
@@ -151,6 +153,7 @@ def conduct(
             stopped = serve(federation(kept), running, (watching,), kept.journal if kept else None)
         outcome = running.outcome(stopped)
         notes = (*notes, *noise_notes(outcome.history, noisy, spec.layout, server.selection))
+        notes += collapse_notes(outcome.history, spec.schema)
         notes += kept.past.notes if kept else ()
         for note in (*notes, *([outcome.stopped] if outcome.stopped else [])):
             warnings.warn(note, RunNote, stacklevel=3)
@@ -201,6 +204,7 @@ def finished(
         stopped=outcome.stopped,
         warnings=notes,
         settings=settings,
+        collapse=training_verdict(outcome.history, spec.schema.class_names),
         scaling=scaling,
     )
 
@@ -315,6 +319,8 @@ def prepare(
         measurement=measurement,
         **settings,
     )
+    if where is not None:
+        spec = replace(spec, table=table_kept(where))
     if privacy is None or noise_seed is not None:
         # A real private run says nothing about its data but through noise.
         check_data(data, spec.constraint)
@@ -328,7 +334,8 @@ def prepare(
     if plan is not None:
         check_declared(plan.neighbours, declared["population_declared"])
     source = SystemNoise() if noise_seed is None else SeededNoise(noise_seed)
-    third_party = ThirdParty(spec.layout.slices, spec.blocks, plan, source)
+    grid = None if spec.clipping is None else spec.clipping.grid
+    third_party = ThirdParty(spec.layout.slices, spec.blocks, plan, source, grid=grid)
     chosen = chosen_sampling(sampling, plan, data, spec.cohort)
     more = {
         "sampling": type(chosen).__name__,

@@ -17,23 +17,25 @@ import torch
 from torch import Tensor, nn
 
 from fpfl.aggregation.clipping import ClipRule, clip_rules
-from fpfl.compat import written
+from fpfl.compat import as_before, written
 from fpfl.data.federated import FederatedDataset
 from fpfl.data.schema import Schema
+from fpfl.fairness.confusion import Released, collapsed_in_training, training_verdict
 from fpfl.fairness.constraints import Constraint
 from fpfl.fairness.totals import SMALLEST_COUNT
 from fpfl.methods import MMDM, Method, ReweightingMethod, Unconstrained
 from fpfl.methods.base import Surrogate
 from fpfl.privacy.plan import Block, PrivacyPlan
 from fpfl.privacy.sampling import FixedSizeSampling, PoissonSampling
-from fpfl.privacy.settings import Clipping, Privacy, Sampling
+from fpfl.privacy.settings import JOINT, Clipping, Privacy, Sampling
+from fpfl.server.bound import BoundControl
 from fpfl.server.loop import OptimizerFactory, ServerSettings
 from fpfl.server.selection import Rule
 from fpfl.server.state import Row
 from fpfl.training.defaults import with_counts
 from fpfl.users.engine import MEMORY_BUDGET, CohortEngine, make_layout
 from fpfl.users.flat import FlatModel
-from fpfl.users.layout import Layout
+from fpfl.users.layout import Layout, table_classes
 from fpfl.users.local import FederatedAveraging
 from fpfl.users.precision import Precision
 from fpfl.users.task import check_model
@@ -78,6 +80,9 @@ class TrainingSpec:
     noise
         What the plan's noise follows from, where that is not ``privacy``: a run that goes on keeps
         the noise it had.
+    table
+        Whether v has the confusion table where classes are few: a run that was begun before there
+        was one goes on with hits and misses.
     measurement
         Whether inputs are measured before the first round, with noise by rule; or σ₀ of that.
     """
@@ -99,6 +104,7 @@ class TrainingSpec:
     samples_per_user: int | None
     local: FederatedAveraging | None
     noise: Privacy | None = None
+    table: bool = True
     measurement: bool | float = False
 
     @classmethod
@@ -161,7 +167,9 @@ class TrainingSpec:
     @cached_property
     def layout(self) -> Layout:
         """What is where in v."""
-        return layout_of(self.flat.size, self.schema, self.constraint, self.method, self.clipping)
+        return layout_of(
+            self.flat.size, self.schema, self.constraint, self.method, self.clipping, self.table
+        )
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -205,6 +213,7 @@ class TrainingSpec:
             form=self.layout.form,
             surrogate=method.surrogate if reweighting else "loss",  # type: ignore[attr-defined]
             local=self.local,
+            table=self.table,
             **how,
         )
 
@@ -222,7 +231,27 @@ class TrainingSpec:
             count_noise=count_noise(noisy, self.layout),
             selection=self.selection,
             selection_window=self.selection_window,
+            control=self._control,
+            tables=self._tables(noisy),
         )
+
+    @property
+    def _control(self) -> BoundControl | None:
+        """What moves the clip bound, where it adapts."""
+        if self.clipping is None or self.clipping.grid is None:
+            return None
+        return BoundControl(self.clipping.grid, self.cohort, joint=self.clipping.counts is None)
+
+    def _tables(self, noisy: Noisy) -> Released | None:
+        """What is public about the confusion tables that are released."""
+        classes, where = self.layout.classes, self.layout.slices.get("table")
+        if classes is None or where is None:
+            return None
+        noise = 0.0 if noisy.plan is None else float(noisy.noise_stddev[where.start])
+        bounds = [self.samples_per_user, None if self.clipping is None else self.clipping.selection]
+        known = [float(each) for each in bounds if each is not None]
+        most = min(known) if known else self.schema.samples_per_user or 1.0
+        return Released(classes, self.rounds, noise, max(1.0, most))
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -241,7 +270,7 @@ class TrainingSpec:
             "optimizer": None if self.optimizer is None else plain_optimizer(self.optimizer),
             "selection": self.selection,
             "selection_window": self.selection_window,
-            "layout": plain_value(self.layout),
+            "layout": plain_layout(self.layout),
             "samples_per_user": self.samples_per_user,
             "local": plain_value(self.local),
         }
@@ -253,6 +282,7 @@ def layout_of(
     constraint: Constraint | None,
     method: Method,
     clipping: Clipping | None,
+    table: bool = True,
 ) -> Layout:
     """What is where in the v of a model with so many parameters."""
     return make_layout(
@@ -260,8 +290,9 @@ def layout_of(
         constraint,
         constraint.bind(schema.attributes) if constraint else None,
         basis="split" if clipping is not None and clipping.counts else "paper",
-        clipped=clipping is not None and clipping.clipped_share is not None,
+        clipped=clipping is not None and clipping.counting_share is not None,
         form="one-gradient" if isinstance(method, ReweightingMethod) else "paper",
+        classes=table_classes(schema.classes) if table else None,
     )
 
 
@@ -552,6 +583,9 @@ def noise_notes(
     stddev = count_noise(third_party, layout)
     apart = layout.basis == "split"
     stddev *= 2.0**0.5 if apart else 1.0  # n' is the sum of two noisy numbers there
+    joint = next((b.bound for b in third_party.plan.blocks if b.name == JOINT), None)
+    if joint is not None:  # a bound that adapts takes the noise of counts with it
+        stddev *= sum(row.get("clip_bound", joint) for row in history) / (len(history) * joint)
     dominated = []
     for rate in layout.rates:
         means = {
@@ -570,11 +604,28 @@ def noise_notes(
     return tuple(notes)
 
 
+def collapse_notes(history: Sequence[Row], schema: Schema) -> tuple[str, ...]:
+    """Name a model that has clearly collapsed, by the totals of the last rounds."""
+    if not history or collapsed_in_training(history[-1]) is None:
+        return ()
+    said = training_verdict(history, schema.class_names)
+    assert said is not None  # there is a last row
+    return (said.rstrip("."),)
+
+
 def plain_optimizer(optimizer: Callable[[list[Tensor]], torch.optim.Optimizer]) -> dict[str, Any]:
     """The kind of an optimiser and its numbers: a function's own name says neither."""
     made = optimizer([nn.Parameter(torch.zeros(1))])
     group = {name: plain_value(v) for name, v in made.param_groups[0].items() if name != "params"}
     return {"kind": type(made).__name__, **group}
+
+
+def plain_layout(layout: Layout) -> dict[str, Any]:
+    """A layout as files have it: without a confusion table as they were before there was one."""
+    found: dict[str, Any] = plain_value(layout)
+    if layout.classes is None:
+        del found["classes"]
+    return found
 
 
 def plain_value(value: Any) -> Any:
@@ -583,7 +634,7 @@ def plain_value(value: Any) -> Any:
         return value
     if is_dataclass(value) and not isinstance(value, type):
         kind = type(value).__name__
-        found = asdict(value).items()
+        found = asdict(value, dict_factory=as_before).items()
         numbers = {n: v.tolist() if isinstance(v, Tensor | np.ndarray) else v for n, v in found}
         return {"kind": kind, **written(kind, numbers)}
     return repr(value)

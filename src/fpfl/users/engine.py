@@ -39,7 +39,7 @@ from fpfl.users.factored import Factor, FactoredGradients
 from fpfl.users.flat import FlatModel
 from fpfl.users.inputs import Inputs, Seen
 from fpfl.users.layers import LayerError
-from fpfl.users.layout import Basis, Form, Layout
+from fpfl.users.layout import Basis, Form, Layout, table_classes
 from fpfl.users.local import FederatedAveraging, LocalPass
 from fpfl.users.packing import Batch, Ints
 from fpfl.users.passes import LayerPass, Objective, Pass, VmapPass
@@ -70,6 +70,8 @@ class CohortEngine:
         Its rates and groups decide what is in v; None for plain training.
     basis, selection, clipped, form
         See `Layout`.
+    table
+        Whether what model selection counts is the confusion table, where classes are few enough.
     surrogate
         With the form of one gradient: what stands in for a rate (`fpfl.methods`).
     local
@@ -110,6 +112,7 @@ class CohortEngine:
     alone: bool = False
     expected: float = 0.0
     factoring: bool = True
+    table: bool = True
     groups: Groups | None = field(init=False)
     layout: Layout = field(init=False)
 
@@ -131,6 +134,7 @@ class CohortEngine:
             selection=self.selection,
             clipped=self.clipped,
             form=self.form,
+            classes=table_classes(self.data.schema.classes) if self.table else None,
         )
         object.__setattr__(self, "groups", groups)
         object.__setattr__(self, "layout", layout)
@@ -465,7 +469,6 @@ class CohortEngine:
         """The blocks of v that count: sums over samples of cells, then of users and groups."""
         schema, batch = self.data.schema, chunk.batch
         predicted = task.predictions(output, schema)
-        right = task.performance(output, batch.labels, schema).to(output.dtype) * batch.real
         rates = self._rates
         r, split = len(rates), self.basis == "split"
         # A multiple of so many: the last few numbers of a call go through other instructions.
@@ -476,7 +479,19 @@ class CohortEngine:
             for rate, condition in zip(rates, batch.conditions, strict=True)
         ]
         values += [c - f if split else c for f, c in zip(values, batch.conditions, strict=True)]
-        rows = torch.stack([*values, right, batch.real - right], dim=1)
+        counted = []
+        if self.selection and self.layout.classes is not None:
+            table = task.confusion(predicted, batch.labels, self.layout.classes)
+            counted = list((table.to(output.dtype) * batch.real.unsqueeze(1)).unbind(1))
+        elif self.selection:
+            right = task.performance(output, batch.labels, schema).to(output.dtype) * batch.real
+            counted = [right, batch.real - right]
+        # Without rates and counts there are no columns, and still a row for each sample.
+        rows = (
+            torch.stack([*values, *counted], dim=1)
+            if values or counted
+            else (output.new_zeros(len(batch.real), 0))
+        )
         if chunk.whole:  # cells are users: samples have the groups
             cells = _added(self._spread(rows, chunk.member, r), batch.cell, len(chunk.users))
         else:
@@ -487,9 +502,9 @@ class CohortEngine:
         return _added(cells, chunk.owner, len(chunk.users))
 
     def _spread(self, values: Tensor, member: Tensor, rates: int) -> Tensor:
-        """Columns [F_r, n'_r, hits, misses] of cells or samples as the columns of v's counts."""
+        """Columns [F_r, n'_r, selection's] of cells or samples as the columns of v's counts."""
         if not rates:
-            return values if self.selection else values[:, :0]
+            return values
         by_group = (values[:, : 2 * rates].unsqueeze(2) * member.unsqueeze(1)).flatten(1)
         blocks = [by_group]
         if not self.layout.partition:
@@ -503,7 +518,7 @@ class CohortEngine:
         """Where the counts of v stand in the matrix of counts."""
         columns: dict[str, slice] = {}
         start = 0
-        for name in ("F", "n", "overall_F", "overall_n", "hits", "misses"):
+        for name in ("F", "n", "overall_F", "overall_n", "hits", "misses", "table"):
             if name in self.layout.shapes:
                 stop = start + torch.Size(self.layout.shapes[name]).numel()
                 columns[name] = slice(start, stop)
@@ -538,10 +553,13 @@ def make_layout(
     selection: bool = True,
     clipped: bool = False,
     form: Form = "paper",
+    classes: int | None = None,
 ) -> Layout:
     """The layout that a model, a constraint and a way of counting give."""
     if constraint is None or groups is None:
-        return Layout(parameters, basis=basis, selection=selection, clipped=clipped)
+        return Layout(
+            parameters, basis=basis, selection=selection, clipped=clipped, classes=classes
+        )
     return Layout(
         parameters,
         rates=tuple(rate.name for rate in constraint.rates),
@@ -551,6 +569,7 @@ def make_layout(
         selection=selection,
         clipped=clipped,
         form=form,
+        classes=classes,
     )
 
 

@@ -6,8 +6,10 @@ or, where users send one gradient of an objective with broadcast weights (`fpfl.
 
     v^k = [∇(L + N Σ β_a F_a), F_a, n'_a for every rate and group a],
 
-followed by the whole's own F, ∇F, n' where the groups do not partition the samples, by the hits and
-misses that model selection needs, and, where it is asked for, by the number of clipped users.
+followed by the whole's own F, ∇F, n' where the groups do not partition the samples, by what model
+selection needs, and, where it is asked for, by the number of clipped users. Selection needs the
+confusion table, T_{ij} samples of class i that the model takes for class j; its ℓ1 norm is n^k, as
+that of hits and misses is, which stand in its place in regressions and where classes are many.
 Counts come in one of two bases: the paper's (F, n'), or "split", (F, n' − F), in which a hit and an
 error have the same norm, so that scaling a user's counts cannot bias the rate that is measured.
 """
@@ -22,9 +24,14 @@ import torch
 from torch import Tensor
 
 from fpfl.fairness.totals import SMALLEST_COUNT, Totals
+from fpfl.numerics.summing import tree_sum
 
 Basis = Literal["paper", "split"]
 Form = Literal["paper", "one-gradient"]
+
+MOST_CLASSES = 10
+"""With more classes v has hits and misses: the noise of accuracy grows with the table's C² numbers,
+and a cohort has few samples of each."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +49,13 @@ class Layout:
     basis
         How counts are written (see the module).
     selection
-        Whether hits and misses are in v.
+        Whether the confusion table, or hits and misses, are in v.
     clipped
         Whether the number of clipped users is in v. Users do not compute it: clipping does.
     form
         The paper's, or one gradient (see the module).
+    classes
+        C, where v has the confusion table; None where it has hits and misses (`table_classes`).
     """
 
     parameters: int
@@ -57,6 +66,7 @@ class Layout:
     selection: bool = True
     clipped: bool = False
     form: Form = "paper"
+    classes: int | None = None
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -72,7 +82,10 @@ class Layout:
                 n: s for n, s in shapes.items() if n not in ("F_gradient", "overall_F_gradient")
             }
         if self.selection:
-            shapes |= {"hits": (1,), "misses": (1,)}
+            if self.classes is None:
+                shapes |= {"hits": (1,), "misses": (1,)}
+            else:
+                shapes |= {"table": (self.classes, self.classes)}
         if self.clipped:
             shapes |= {"clipped": (1,)}
         return shapes
@@ -126,6 +139,8 @@ class Layout:
             overall_F_gradient = parts.get("overall_F_gradient", none.expand(r, p))
             if self.basis == "split":
                 overall_n = overall_n + overall_F
+        table = parts.get("table")
+        hits, misses = parts.get("hits"), parts.get("misses")
         return Totals(
             loss_gradient=parts["loss_gradient"],
             normaliser=normaliser,
@@ -137,7 +152,28 @@ class Layout:
             overall_F=overall_F,
             overall_n=overall_n,
             overall_F_gradient=overall_F_gradient,
-            hits=parts["hits"][0] if self.selection else None,
-            misses=parts["misses"][0] if self.selection else None,
+            hits=_right(table) if hits is None else hits[0],
+            misses=_wrong(table) if misses is None else misses[0],
+            table=table,
             clipped=parts["clipped"][0] if self.clipped else None,
         )
+
+
+def table_classes(classes: int | None) -> int | None:
+    """The classes of the confusion table in v; None for hits and misses (`MOST_CLASSES`)."""
+    return classes if classes is not None and classes <= MOST_CLASSES else None
+
+
+# Pair by pair: a sum over both dimensions could have other bits where several runs are mapped.
+
+
+def _right(table: Tensor | None) -> Tensor | None:
+    return None if table is None else tree_sum(table.diagonal(), 0)
+
+
+def _wrong(table: Tensor | None) -> Tensor | None:
+    if table is None:
+        return None
+    C = len(table)
+    # What lies between two numbers of the diagonal: C − 1 rows of C.
+    return tree_sum(table.flatten()[1:].reshape(C - 1, C + 1)[:, :C].flatten(), 0)

@@ -22,7 +22,9 @@ from fpfl.users.flat import FlatModel
 def user_statistics(
     k: int, w: Tensor, model: FlatModel, data: FederatedDataset, constraint: Constraint | None
 ) -> dict[str, Tensor]:
-    """v^k in blocks: the paper's, the whole's own F, ∇F and n', and hits and misses.
+    """v^k in blocks: the paper's, the whole's own F, ∇F and n', and what model selection needs.
+
+    That is hits and misses and, of a classification, the confusion table: a layout has one of them.
 
     A user without samples sends zero.
     """
@@ -43,6 +45,12 @@ def user_statistics(
         "hits": hits,
         "misses": len(y) - hits,
     }
+    C = data.schema.classes
+    if C is not None:
+        table = torch.zeros(C, C, device=w.device)
+        for true, predicted in zip(y, predictions, strict=True):
+            table[true, predicted] += 1
+        v["table"] = table
     if constraint is None:
         return v
     member = constraint.bind(data.schema.attributes).membership(attributes)

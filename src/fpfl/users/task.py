@@ -81,6 +81,12 @@ def performance(output: Tensor, labels: Tensor, schema: Schema) -> Tensor:
     return 1.0 - ((predicted - labels) / _range(schema)[1]) ** 2
 
 
+def confusion(predicted: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Every sample's part of the confusion table, row by row: 1 where it is counted, (n, C²)."""
+    places = torch.arange(classes * classes, device=labels.device)
+    return ((labels * classes + predicted).unsqueeze(-1) == places).float()
+
+
 def flatten_output(output: Tensor, schema: Schema) -> Tensor:
     """Drop the last dimension of size one of a single-output model: (n, 1) becomes (n,)."""
     if schema.task != "multiclass" and output.ndim > 1 and output.shape[-1] == 1:
