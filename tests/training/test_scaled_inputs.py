@@ -146,6 +146,23 @@ def test_a_noise_multiplier_has_a_measurement_by_rule() -> None:
     assert plan.noise_multiplier == alone.noise_multiplier
 
 
+def test_noise_that_was_calibrated_elsewhere_is_kept_both_of_it(people: FederatedDataset) -> None:
+    """σ and σ₀ of one plan, in place of its ε: the same plan on a machine without an accountant."""
+    sizes = {"population": 5000, "cohort": 250, "rounds": 200}
+    asked = fpfl.Privacy(2.0, clip=1.0)
+    plan = asked.plan(**sizes, measurement=True)
+    told = replace(
+        asked, epsilon=None, noise_multiplier=plan.noise_multiplier, measurement=plan.measurement
+    )
+    assert told.plan(**sizes, measurement=True) == plan
+    assert told.plan(**sizes).measurement is None
+    run = train(people, privacy=told, noise_seed=1)
+    assert run.privacy is not None
+    assert run.privacy.measurement == plan.measurement
+    with pytest.raises(ValueError, match="a positive σ₀"):
+        replace(asked, measurement=0.0)
+
+
 def test_federations_have_no_measurement() -> None:
     with pytest.raises(ValueError, match="of federations"):
         fpfl.Privacy(4.0, convention="picked").plan(
