@@ -37,6 +37,7 @@ from fpfl.callbacks.progress import accuracy_words, averaged_words, gap_words
 from fpfl.config import Config, load_config, load_data, run_config
 from fpfl.data import open_population
 from fpfl.methods import MMDM, MethodState, OneGradient, ReweightingMethod, Tran, Unconstrained
+from fpfl.privacy.adaptive import AdaptiveBound
 from fpfl.privacy.budget import PopulationLedger
 from fpfl.privacy.conventions import BudgetExhaustedError
 from fpfl.privacy.settings import Clipping
@@ -224,6 +225,14 @@ VALID: list[dict[str, Any]] = [
         },
     },
     {
+        "data": {"train": "table.npz", "schema": SCHEMA},
+        "training": TRAINING,
+        "privacy": {
+            "noise_multiplier": 1.0,
+            "clip": {"bound": 1.0, "adapts": {"target": 0.2, "least": 0.1, "most": 9.0}},
+        },
+    },
+    {
         "data": {"train": "real.npz", "schema": {"label_range": [0.0, 1.0]}},
         "training": {**TRAINING, "device": "cpu", "precision": "bf16"},
         "privacy": {"noise_multiplier": 2.0, "convention": "replace-one", "population": 50},
@@ -337,6 +346,8 @@ NEAR: list[tuple[tuple[str, ...], str, st.SearchStrategy[Any]]] = [
     *((("privacy",), key, WORDS) for key in ("convention", "neighbours")),
     *((("privacy", "clip"), key, REAL) for key in ("bound", "counts", "selection",
       "counts_share", "selection_share", "clipped_share")),
+    *((("privacy", "clip", "adapts"), key, REAL) for key in ("target", "rate", "share", "least",
+      "most", "ratio", "reference")),
     *((("data", "schema"), key, WHOLE) for key in ("classes", "population")),
     (("data", "schema"), "samples_per_user", REAL),
     (("data", "schema"), "label_range", st.lists(REAL, min_size=2, max_size=2)),
@@ -770,14 +781,19 @@ def vectors(draw: st.DrawFn, most: int = 4) -> tuple[Layout, torch.Tensor]:
     drawn=vectors(),
     bounds=st.tuples(*[st.sampled_from([1e-6, 0.5, 1.0, 30.0, 1e6])] * 3),
     counts=st.booleans(),
+    adapts=st.booleans(),
 )
 def test_any_users_vectors_are_clipped(
-    drawn: tuple[Layout, torch.Tensor], bounds: tuple[float, ...], counts: bool
+    drawn: tuple[Layout, torch.Tensor], bounds: tuple[float, ...], counts: bool, adapts: bool
 ) -> None:
     layout, rows = drawn
-    share = 0.1 if layout.clipped else None
+    adapts = adapts and layout.clipped
     clipping = Clipping(
-        bounds[0], counts=bounds[1] if counts else None, selection=bounds[2], clipped_share=share
+        bounds[0],
+        counts=bounds[1] if counts else None,
+        selection=bounds[2],
+        clipped_share=0.1 if layout.clipped and not adapts else None,
+        adapts=AdaptiveBound(0.3, share=0.1) if adapts else None,
     )
     blocks = clipping.blocks(constrained=bool(layout.rates), selection=layout.selection)
     rules = clip_rules(blocks, layout.slices)

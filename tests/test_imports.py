@@ -71,6 +71,7 @@ ROOMS = {
     "sweeps": {
         "aggregation",
         "callbacks",
+        "compat",
         "data",
         "fairness",
         "methods",

@@ -52,6 +52,7 @@ from fpfl.exporting import export_torch as export_torch
 from fpfl.fairness.constraints import predictive_parity as predictive_parity
 from fpfl.fairness.evaluation import Evaluation as Evaluation
 from fpfl.measurement import Measurement as Measurement
+from fpfl.privacy.adaptive import AdaptiveBound as AdaptiveBound
 from fpfl.privacy.budget import tuning_cost as tuning_cost
 from fpfl.privacy.plan import PrivacyPlan as PrivacyPlan
 from fpfl.report.card import model_card as model_card

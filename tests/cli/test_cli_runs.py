@@ -311,6 +311,35 @@ def test_a_run_does_not_go_on_with_another_method(fpfl, own, tmp_path: Path, beg
     assert {path.name: path.read_bytes() for path in run.iterdir()} == before
 
 
+def test_a_bound_that_adapts_is_said_in_a_config(fpfl, own, tmp_path: Path) -> None:
+    clip = "clip = { bound = 3.0, counts = 1.0 }\n"
+    section = "[privacy.clip]\nbound = 0.5\ncounts = 1.0\n[privacy.clip.adapts]\ntarget = 0.2\n"
+    config = own((clip, ""), name="adapts.toml")
+    text = config.read_text(encoding="utf-8") + section
+    config.write_text(text + "rate = 1.0\nreference = 2.0\n", encoding="utf-8")
+    run = tmp_path / "run"
+    code, out, err = fpfl("train", config, "--out", run)
+    assert code == 0, err
+    assert "The bound of the first block adapts" in out
+    history = json.loads((run / "history.json").read_text())
+    assert history[0]["clip_bound"] == 0.5
+    assert len({row["clip_bound"] for row in history}) > 1
+    adapts = used(run)["clip"]["adapts"]
+    assert adapts == {"target": 0.2, "rate": 1.0, "share": 0.01, "least": None, "most": None,
+                      "ratio": 1.189207115002721, "reference": 2.0}  # fmt: skip
+    assert read_run(run).settings["clip"]["adapts"]["target"] == 0.2
+    for wrong, said in (
+        ("target = 1.5\n", "target is 1.5; it must be between 0 and 1"),
+        ("target = 0.2\nleast = 1.0\n", "outside [1, 512]"),
+        ("target = 0.2\nraet = 1.0\n", "raet"),
+        ("rate = 0.2\n", "target"),
+    ):
+        config.write_text(text.replace("target = 0.2\n", wrong), encoding="utf-8")
+        code, _, err = fpfl("train", config, "--out", tmp_path / "wrong")
+        assert code == 2
+        assert said in err
+
+
 def test_a_seeded_run_goes_on_with_its_own_method_alone(fpfl, own, tmp_path: Path) -> None:
     seeded = ("rounds = 6", SEEDS)
     config, other = own(seeded), own(seeded, ("one-gradient", "mmdm"), name="other.toml")
@@ -335,7 +364,7 @@ def test_suggested_settings(fpfl, own, tmp_path: Path) -> None:
     settings = used(run)
     assert settings["learning_rate"] == found.learning_rate
     for name, value in vars(found.privacy.clipping).items():
-        assert settings["clip"][name] == value
+        assert settings["clip"].get(name) == value  # what is not used is not written down
     assert settings["method"]["kind"] == "OneGradient"
     assert re.search(r"Settings used: rounds = 6, learning_rate = [0-9.]+, clip = \{ bound", out)
     assert fpfl("resume", run, "--rounds", 400)[0] in (0, 1)  # 1: its budget is spent on the way

@@ -178,13 +178,19 @@ class InjectedShares(ThirdParty):
         size = self.agreed.encoding.size
         shares = [TestChance(seed, i, 0).noise(size, bits, round) for i in range(self.agreed.nodes)]
         users = total * steps_of(self.rules, self.size, total.device)
-        return users + self.agreed.encoding.decoded(in_ring(np.sum(shares, axis=0)), round)
+        _, encoding = self.agreed.at(self.level)
+        return users + encoding.decoded(in_ring(np.sum(shares, axis=0)), round)
+
+    def at(self, level: int | None) -> ThirdParty:
+        other = super().at(level)
+        object.__setattr__(other, "agreed", self.agreed)
+        return other
 
 
 def simulated(agreed: Agreement, data: FederatedDataset) -> Run:
     """The same by the simulation: its cohorts, its server, its engine; the noise is injected."""
     assert agreed.plan is not None
-    party = InjectedShares(agreed.layout.slices, agreed.plan.blocks, agreed.plan)
+    party = InjectedShares(agreed.layout.slices, agreed.plan.blocks, agreed.plan, grid=agreed.grid)
     object.__setattr__(party, "agreed", agreed)
     seed = agreed.test_seed
     simulation = Simulation(

@@ -35,7 +35,14 @@ from fpfl.data import AttributeColumn, Label, NumberColumn, TableSchema
 from fpfl.federation import FederationError, federate
 from fpfl.federation import contribution as contributing
 from fpfl.federation.agreement import Agreement
-from fpfl.federation.contribution import Contribution, SystemChance, TestChance, broadcast, received
+from fpfl.federation.contribution import (
+    Contribution,
+    SystemChance,
+    TestChance,
+    broadcast,
+    received,
+    received_level,
+)
 from fpfl.federation.rounds import Federated
 from fpfl.federation.secagg import Abandoned, Authority, GraphChoice
 from fpfl.federation.secagg.client import _signed
@@ -43,6 +50,7 @@ from fpfl.runs.ledger import RunLedger
 
 pytestmark = pytest.mark.filterwarnings("ignore::fpfl.FpflWarning", "ignore:the noise dominates")
 
+ADAPTS = fpfl.AdaptiveBound(0.3, rate=3.0, share=0.05)
 METHODS = {
     "one gradient": {"method": fpfl.OneGradient()},
     "the paper's form": {"method": fpfl.MMDM(damping=2.0)},
@@ -51,6 +59,22 @@ METHODS = {
         "constraint": None,
         "method": None,
         "local": fpfl.FederatedAveraging(steps=2, learning_rate=0.1),
+    },
+    "a bound that adapts": {
+        "method": fpfl.OneGradient(),
+        "privacy": fpfl.Privacy(
+            noise_multiplier=1.0,
+            clip=fpfl.Clipping(0.5, counts=4.0, adapts=ADAPTS),
+            convention="coins",
+        ),
+    },
+    "a joint bound that adapts": {
+        "method": fpfl.MMDM(damping=2.0),
+        "privacy": fpfl.Privacy(
+            noise_multiplier=1.0,
+            clip=fpfl.Clipping(0.5, adapts=ADAPTS),
+            convention="coins",
+        ),
     },
 }
 
@@ -81,6 +105,9 @@ def test_a_federation_is_the_simulation(method, users, nodes):
     assert error <= bound < 0.05 * moved
     for mine, theirs in zip(one.history, other.history, strict=True):
         assert mine["accuracy"] == pytest.approx(theirs["accuracy"], abs=1e-3)
+        assert mine.get("clip_bound") == theirs.get("clip_bound")
+    if "adapts" in method:
+        assert len({row["clip_bound"] for row in one.history}) == agreed.rounds
     assert str(one.privacy).startswith("NOT PRIVATE")
 
 
@@ -187,9 +214,9 @@ def test_a_node_with_one_user_does_the_same_work_either_way(monkeypatch):
     computed = []
     real = Contribution._summed
 
-    def counting(self, engine, round, w, users, key, weights):
+    def counting(self, engine, round, w, users, *more):
         computed.append(len(users))
-        return real(self, engine, round, w, users, key, weights)
+        return real(self, engine, round, w, users, *more)
 
     monkeypatch.setattr(Contribution, "_summed", counting)
     w, data = agreed.spec.flat.vector(), dealt(agreed)[0]
@@ -250,10 +277,10 @@ def test_one_bad_user_harms_no_other_of_its_node(caplog, monkeypatch):
     good = contribution.vector(1, w, None).view(np.int32).astype(int)
     real = Contribution._summed
 
-    def fragile(self, engine, round, w, users, key, weights):
+    def fragile(self, engine, round, w, users, *more):
         if 3 in users:
             raise RuntimeError("user 3 is broken")
-        return real(self, engine, round, w, users, key, weights)
+        return real(self, engine, round, w, users, *more)
 
     monkeypatch.setattr(Contribution, "_summed", fragile)
     with caplog.at_level(logging.ERROR):
@@ -780,6 +807,69 @@ def test_broadcasts_survive_the_wire():
         received({"w": b"123"}, agreed)
 
 
+@pytest.mark.parametrize("level", [0, 3, -40, 40])
+def test_the_level_of_a_bound_survives_the_wire(level):
+    agreed = agreement(**METHODS["a bound that adapts"])
+    w = agreed.spec.flat.vector()
+    said = dict(broadcast(w, None, level))
+    assert received_level(said, agreed) == level
+    rules, encoding = agreed.at(level)
+    assert {rule.name: rule.bound for rule in rules}["gradients"] == agreed.grid.at(level)
+    # A user's share of the ring, and the noise, do not know the bound.
+    assert (encoding.scale, encoding.bound) == (agreed.encoding.scale, agreed.encoding.bound)
+
+
+@pytest.mark.parametrize("level", [None, -41, 41, 2**40, 1.0, "1", b"1", [1]])
+def test_a_node_refuses_a_bound_that_was_not_agreed_on(level, monkeypatch):
+    """By the server's word alone a node would clip to anything, or not at all."""
+    agreed = agreement(**METHODS["a bound that adapts"], rounds=1, attempts=1)
+    courier = Memory(agreed)
+    plain = broadcast
+
+    def lying(w, weights, _):
+        return plain(w, weights) | ({} if level is None else {"level": level})
+
+    monkeypatch.setattr("fpfl.federation.rounds.broadcast", lying)
+    with pytest.raises(FederationError, match="round 1 was abandoned"):
+        federated(agreed, courier)
+    assert len(courier.refused) == agreed.nodes
+    assert all("whole numbers from -40 to 40" in said for said in courier.refused)
+    assert not [step for step, _, _ in courier.seen if step == "mask"]
+
+
+def test_a_node_refuses_any_bound_where_it_is_fixed():
+    agreed = agreement()
+    w = agreed.spec.flat.vector()
+    assert received_level(dict(broadcast(w, None)), agreed) is None
+    with pytest.raises(ValueError, match="the bound is fixed"):
+        received_level(dict(broadcast(w, None, 0)), agreed)
+
+
+def test_a_trusted_server_adds_noise_in_proportion_to_the_bound():
+    clip = fpfl.Clipping(0.5, counts=4.0, adapts=ADAPTS)
+    privacy = fpfl.Privacy(noise_multiplier=1.0, clip=clip, convention="poisson")
+    agreed = with_seed(agreement(privacy=privacy), 3)
+    party = agreed.trusted_party
+    p = agreed.layout.parameters
+    for level in (-9, 4):
+        moved = party.at(level).noise_stddev / party.noise_stddev
+        assert moved[:p].tolist() == pytest.approx([agreed.grid.at(level) / 0.5] * p, rel=1e-12)
+        assert torch.equal(moved[p:], torch.ones(agreed.layout.size - p, dtype=torch.float64))
+    run = federated(agreed)
+    assert len({row["clip_bound"] for row in run.history}) > 1
+
+
+def test_agreements_differ_where_their_grids_do():
+    def of(**changes):
+        clip = fpfl.Clipping(0.5, counts=4.0, adapts=replace(ADAPTS, **changes))
+        return agreement(
+            privacy=fpfl.Privacy(noise_multiplier=1.0, clip=clip, convention="coins")
+        ).fingerprint
+
+    changes = ({}, {"most": 100.0}, {"least": 0.1}, {"ratio": 2.0}, {"share": 0.02}, {"rate": 1.0})
+    assert len({of(**each) for each in changes}) == len(changes)
+
+
 def test_warnings_are_not_errors():
     with warnings.catch_warnings():
         warnings.simplefilter("error", DeprecationWarning)
@@ -792,11 +882,11 @@ def test_sums_that_fail_after_they_were_opened_count_without_a_folder(monkeypatc
     courier = Memory(agreed)
     real, calls = Federated._noised, []
 
-    def failing(self, total, round):
+    def failing(self, total, round, level=None):
         calls.append(round)
         if len(calls) % 2:
             raise Abandoned("the server fell over", False, 0)
-        return real(self, total, round)
+        return real(self, total, round, level)
 
     monkeypatch.setattr(Federated, "_noised", failing)
     with pytest.warns(fpfl.FpflWarning, match="planned sums have been opened"):

@@ -112,9 +112,9 @@ class Federation:
                 opened.append((round, self.survivors, found, wanted))
                 return found
 
-        def watched(self: Federated, round: int, w: Any, weights: Any) -> Any:
+        def watched(self: Federated, round: int, w: Any, weights: Any, level: Any) -> Any:
             now[:] = [round, w, weights]
-            return attempt(self, round, w, weights)
+            return attempt(self, round, w, weights, level)
 
         monkeypatch.setattr(rounds, "Aggregation", Watched)
         monkeypatch.setattr(Federated, "_attempt", watched)

@@ -383,7 +383,58 @@ def test_the_noise_is_as_large_as_the_report_says(method: Any, tmp_path: Path) -
     squares = np.mean([row["gradient_norm"] ** 2 for row in noisy.history])
     signal = np.mean([row["gradient_norm"] ** 2 for row in clean.history])
     # p s² of 40 rounds has a relative error of √(2/(40·71)) = 2.7%, and a cross term beside it.
-    assert squares == pytest.approx(signal + gradient.noise**2, rel=0.15)
+    assert len(set(gradient.noise)) == 1
+    assert squares == pytest.approx(signal + gradient.noise[0] ** 2, rel=0.15)
+
+
+@pytest.mark.parametrize("counts", [None, 2.0])
+def test_the_noise_of_a_bound_that_adapts_is_said_round_by_round(
+    counts: float | None, tmp_path: Path
+) -> None:
+    """Users' vectors are far below the bound, which shrinks: what is released is the noise."""
+    adapts = fpfl.AdaptiveBound(0.99, rate=0.3, most=2e6, share=0.2)
+    clip = fpfl.Clipping(1e6, counts=counts, adapts=adapts)
+    method = fpfl.OneGradient() if counts else fpfl.MMDM()
+    private = fpfl.Privacy(noise_multiplier=2.0, clip=clip, convention="replace-one")
+    run = train(None, privacy=private, method=method, learning_rate=1e-12, rounds=30)
+    record = read_run(run.save(tmp_path / "run"))
+    gradient = series.gradient_noise(record)
+    assert gradient is not None
+    assert gradient.noise[-1] < 0.05 * gradient.noise[0]
+    p = record.parameters
+    for released, noise, row in zip(gradient.released, gradient.noise, run.history, strict=True):
+        assert noise == pytest.approx(gradient.noise[0] * row["clip_bound"] / 1e6)
+        # χ² of p numbers within 6 deviations. (The noise is seeded: it is always the same.)
+        assert abs(released**2 / noise**2 - 1) < 6 * math.sqrt(2 / p)
+    (told,) = {c.noise for c in series.count_noise(record)}
+    factor = np.mean([row["clip_bound"] for row in run.history]) / 1e6 if counts is None else 1.0
+    begun = series.noise_of(record, "counts", "joint")
+    assert told == pytest.approx(begun * factor * (math.sqrt(2) if counts else 1.0))
+
+
+def test_the_course_of_a_bound_is_drawn_and_said(tmp_path: Path) -> None:
+    go = pytest.importorskip("plotly.graph_objects", reason="plotly is not installed")
+    clip = fpfl.Clipping(0.5, adapts=fpfl.AdaptiveBound(0.25, rate=1.0))
+    private = fpfl.Privacy(noise_multiplier=1.0, clip=clip, convention="replace-one")
+    run = train(None, privacy=private)
+    folder = run.save(tmp_path / "run")
+    record = read_run(folder)
+    drawn = {chart.key: chart for chart in charts(record)[0]}
+    bounds = [row["clip_bound"] for row in run.history]
+    for key in ("bound", "gradient"):
+        chart = drawn[key]
+        text = json.dumps({"data": chart.data, "layout": chart.layout})
+        for token in ("@ink", "@muted", "@limit", "@blue"):
+            text = text.replace(token, "black")
+        go.Figure(json.loads(text))
+    assert drawn["bound"].data[0]["y"] == pytest.approx(bounds, rel=1e-4)
+    assert "(aimed at: 0.25)" in drawn["bound"].reading
+    assert "follows the clip bound" in drawn["gradient"].reading
+    assert len(set(drawn["gradient"].data[-1]["y"])) > 2
+    assert f"in the last round it was {bounds[-1]:.3g}" in fpfl.model_card(folder)
+    assert "The clip bound" in report_html([record], "")
+    fixed = read_run(train(None).save(tmp_path / "fixed"))
+    assert "bound" not in {chart.key for chart in charts(fixed)[0]}
 
 
 def planned(record: RunRecord, **changed: Any) -> RunRecord:

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from fpfl.users import CohortEngine
 
 pytestmark = pytest.mark.filterwarnings("ignore::fpfl.FpflWarning")
 ROUNDS = 12
+FAST = fpfl.AdaptiveBound(0.3, rate=1.0, reference=0.3)
+ADAPTS = fpfl.Privacy(noise_multiplier=1.0, clip=fpfl.Clipping(0.1, counts=2.0, adapts=FAST))
 
 
 class StopError(Exception):
@@ -117,6 +120,10 @@ def test_a_finished_run_has_everything_and_no_pickle(tmp_path: Path) -> None:
         {"privacy": fpfl.Privacy(noise_multiplier=1.0, clip=fpfl.Clipping(1.0, counts=2.0))},
         {"method": fpfl.OneGradient()},
         {"method": fpfl.OneGradient(decay=0.5), "local": fpfl.FederatedAveraging(2, 0.1)},
+        {"method": fpfl.OneGradient(), "privacy": ADAPTS},
+        {"privacy": fpfl.Privacy(noise_multiplier=1.0, clip=fpfl.Clipping(0.1, adapts=FAST)),
+         "optimizer": lambda w: torch.optim.Adam(w, lr=0.05)},
+        {"privacy": None, "clip": fpfl.Clipping(0.1, adapts=FAST)},
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("cut", [2, 3, 7])
@@ -167,6 +174,53 @@ def test_a_real_run_replays_what_it_released(tmp_path: Path) -> None:
         assert torch.equal(old.v, new.v)
         assert torch.equal(old.w, new.w)
     assert RunLedger.look(folder / "ledger.jsonl").spent == ROUNDS
+
+
+def test_a_real_run_goes_on_with_the_bound_that_it_had(tmp_path: Path) -> None:
+    """In its state, and again from the totals that were logged since."""
+    how: dict[str, Any] = {"noise_seed": None, "method": fpfl.OneGradient(), "privacy": ADAPTS}
+    before: list[fpfl.RoundEvent] = []
+    folder = begun(tmp_path / "run", seen=before, **how)
+    state = read_past(folder, False).state
+    assert ADAPTS.clipping.grid is not None
+    grid, u = ADAPTS.clipping.grid, 0.0
+    for event in before[: state.round]:
+        u = grid.moved(u, event.row["clipped_fraction"])
+    assert state.round == 3
+    assert state.log_bound == u != 0.0
+    after: list[fpfl.RoundEvent] = []
+    run = go_on(folder, seen=after, **how)
+    assert [e.row for e in after[:2]] == [e.row for e in before[3:5]]
+    for event in before[3:]:
+        u = grid.moved(u, event.row["clipped_fraction"])
+    assert run.history[5]["clip_bound"] == grid.at(grid.level(u))
+    assert len({row["clip_bound"] for row in run.history}) > 2
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"clip": fpfl.Clipping(0.1, counts=2.0, adapts=fpfl.AdaptiveBound(0.5, rate=1.0))},
+        {"clip": fpfl.Clipping(0.2, counts=2.0, adapts=FAST)},
+        {"clip": fpfl.Clipping(0.1, counts=2.0, clipped_share=0.01)},
+        {"cohort": 7},
+    ],
+)
+def test_what_moved_the_bound_is_not_changed_between_checkpoints(
+    tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    """Rounds since the last one are gone through again: they had the bounds that they had."""
+    private = replace(ADAPTS, budget=100.0)
+    how: dict[str, Any] = {"noise_seed": None, "method": fpfl.OneGradient(), "privacy": private}
+    folder = begun(tmp_path / "run", **how)
+    other = dict(changed)
+    if "clip" in other:
+        other["privacy"] = replace(private, clip=other.pop("clip"))
+    with pytest.raises(ValueError, match=r"with another .*clip bound that adapts"):
+        go_on(folder, **how | other)
+    go_on(folder, **how)  # as it was
+    # At the end there is a checkpoint, and what is new holds from there on.
+    go_on(folder, **how | other | {"rounds": ROUNDS + 2})
 
 
 def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:

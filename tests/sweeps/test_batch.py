@@ -60,6 +60,8 @@ CLIPS = {
     "joint": 0.7,
     "counts": fpfl.Clipping(0.7, counts=2.0),
     "clipped": fpfl.Clipping(0.7, counts=2.0, clipped_share=0.05),
+    "adapts": fpfl.Clipping(0.7, counts=2.0, adapts=fpfl.AdaptiveBound(0.3, rate=1.0)),
+    "joint, adapts": fpfl.Clipping(0.2, adapts=fpfl.AdaptiveBound(0.3, rate=1.0, reference=0.4)),
 }
 
 
@@ -123,6 +125,8 @@ def alike(one: fpfl.Run, other: fpfl.Run, tolerance: float = 2e-5) -> None:
 def flat(row: dict, before: str = "") -> dict:
     found = {}
     for name, value in row.items():
+        if isinstance(value, list):
+            value = {str(i): each for i, each in enumerate(value)}
         if isinstance(value, dict):
             found |= flat(value, f"{before}{name}.")
         else:
@@ -207,12 +211,27 @@ def test_runs_of_a_group_are_those_alone(
 
 @pytest.mark.parametrize("model", ["linear", "perceptron", "without bias", "in place", "norm"])
 @pytest.mark.parametrize("method", ["mmdm", "one-gradient"])
-@given(seed=st.integers(0, 1000), bound=st.floats(0.1, 3.0), mean=st.sampled_from([1.0, 4.0, 20.0]))
+@given(
+    seed=st.integers(0, 1000),
+    bound=st.floats(0.1, 3.0),
+    mean=st.sampled_from([1.0, 4.0, 20.0]),
+    adapts=st.booleans(),
+)
 @settings(max_examples=8)
-def test_sums_are_those_of_the_single_run_to_the_last_bit(model, method, seed, bound, mean) -> None:
+def test_sums_are_those_of_the_single_run_to_the_last_bit(
+    model, method, seed, bound, mean, adapts
+) -> None:
     """Given w: what a user sends depends on nobody's run but its own, and sums are exact."""
     rng = np.random.default_rng(seed)
     data = people(seed, users=60, mean=mean)
+
+    def clip(run: int) -> fpfl.Clipping | float:
+        if not adapts:
+            return bound * (1 + run)
+        counts = None if method == "mmdm" else 2.0
+        follows = fpfl.AdaptiveBound(0.1 + 0.3 * run, rate=2.0)
+        return fpfl.Clipping(bound * (1 + run), counts=counts, adapts=follows)
+
     trainings = [
         prepare(
             made(model, run),
@@ -221,9 +240,7 @@ def test_sums_are_those_of_the_single_run_to_the_last_bit(model, method, seed, b
             rounds=3,
             constraint=fpfl.fnr_parity("sex"),
             method=METHODS[method],
-            privacy=fpfl.Privacy(
-                noise_multiplier=float(rng.uniform(0.3, 1.0)), clip=bound * (1 + run)
-            ),
+            privacy=fpfl.Privacy(noise_multiplier=float(rng.uniform(0.3, 1.0)), clip=clip(run)),
             seed=run,
             noise_seed=run,
         )
@@ -234,9 +251,9 @@ def test_sums_are_those_of_the_single_run_to_the_last_bit(model, method, seed, b
     releases = []
     real = batch.SideBySide.release
 
-    def kept(self, round, w, weights):
-        v = real(self, round, w, weights)
-        releases.append((round, w, weights, v))
+    def kept(self, round, w, weights, levels=None):
+        v = real(self, round, w, weights, levels)
+        releases.append((round, w, weights, levels, v))
         return v
 
     group = batch._Group(list(range(3)), trainings)
@@ -244,11 +261,13 @@ def test_sums_are_those_of_the_single_run_to_the_last_bit(model, method, seed, b
         patch.setattr(batch.SideBySide, "release", kept)
         list(batch._run(group, engine, None))
     assert len(releases) == 3
+    if adapts:  # runs differ in their levels in the same round
+        assert any(len(set(levels)) > 1 for _, _, _, levels, _ in releases)
     for run, one in enumerate(trainings):
         own, _ = one.engine(None)
         streams = RoundStreams(run, "cohorts"), RoundStreams(run, "samples")
         simulation = Simulation(own, one.third_party, one.sampling, *streams, 3)
-        for round, w, weights, v in releases:
+        for round, w, weights, levels, v in releases:
             mine = None
             if weights is not None:
                 mine = replace(
@@ -258,7 +277,8 @@ def test_sums_are_those_of_the_single_run_to_the_last_bit(model, method, seed, b
                     low=float(weights.low[run]),
                     high=float(weights.high[run]),
                 )
-            assert torch.equal(simulation.release(round, w[run], mine), v[run]), (run, round)
+            level = None if levels is None else levels[run]
+            assert torch.equal(simulation.release(round, w[run], mine, level), v[run]), (run, round)
 
 
 def job(run: int, data: fpfl.FederatedDataset, **more) -> Job:
@@ -276,7 +296,8 @@ def job(run: int, data: fpfl.FederatedDataset, **more) -> Job:
 
 @pytest.mark.parametrize("model", ["linear", "perceptron", "norm", "dropout"])
 @pytest.mark.parametrize("method", [None, "one-gradient"])
-def test_whole_runs_are_those_alone_to_the_last_bit(monkeypatch, model, method) -> None:
+@pytest.mark.parametrize("adapts", [False, True])
+def test_whole_runs_are_those_alone_to_the_last_bit(monkeypatch, model, method, adapts) -> None:
     """With methods whose step is made of operations number by number, on a CPU."""
     never_alone(monkeypatch)
     data = people()
@@ -287,6 +308,10 @@ def test_whole_runs_are_those_alone_to_the_last_bit(monkeypatch, model, method) 
             "privacy": fpfl.Privacy(noise_multiplier=0.4 + 0.1 * run, clip=1.0 + run),
             "rounds": 40,
         }
+        if adapts:
+            follows = fpfl.AdaptiveBound(0.2 + 0.3 * run, rate=0.5, reference=1.0)
+            clip = fpfl.Clipping(0.5 + run, counts=None if method is None else 2.0, adapts=follows)
+            more["privacy"] = replace(more["privacy"], clip=clip)
         more |= {"constraint": None, "method": None}
         if method is not None:
             more["method"] = fpfl.OneGradient(damping=1.0 + run, decay=0.9 + 0.03 * run)

@@ -5,7 +5,8 @@ counts is scaled by min(1, C/‖v^k‖₁): in the basis (F, n' − F) its ℓ1 
 not depend on how the model does, so the measured rate stays what it is; and ‖·‖₂ ≤ ‖·‖₁ ≤ C.
 
 Where it is asked for, v also has the number of users whose gradients (or joint vector) were scaled
-down. A user's part in it is 0 or 1, made here: nobody else knows who was clipped.
+down. A user's part in it is b − (1 − C_b), where b is 1 if it was clipped and 0 if not: 0 or 1 with
+the bound C_b = 1, and −½ or ½ with C_b = ½. It is made here: nobody else knows who was clipped.
 
 A clipped block is then written in whole steps of h = 2⁻³⁸ C, each user's on its own and rounded to
 the nearest, and its norm is looked at once more in whole numbers: one above
@@ -162,11 +163,18 @@ def clip_rules(blocks: Sequence[Block], names: dict[str, slice]) -> tuple[ClipRu
     return tuple(rules)
 
 
+def at_bound(rules: Sequence[ClipRule], bound: float) -> tuple[ClipRule, ...]:
+    """The rules with another bound of the gradients, or of the joint vector."""
+    return tuple(
+        replace(rule, bound=bound) if rule.name in (JOINT, GRADIENTS) else rule for rule in rules
+    )
+
+
 def scales(rows: Rows, rules: Sequence[ClipRule]) -> tuple[list[Tensor], Tensor]:
     """Each rule's min(1, C/‖·‖) for every row, and which rows have no usable norm.
 
     A norm that is not a number, infinite, or so large that C/‖·‖ would lose digits. In place of
-    the scale of the clipped users' count stands the count: 1 where the gradients' is below 1.
+    the scale of the clipped users' count stands what a user sends for it (the module's b).
     """
     sent = [rule for rule in rules if rule.name != CLIPPED]
     norms = [rows.norms(rule.parts, rule.order) for rule in sent]
@@ -175,9 +183,10 @@ def scales(rows: Rows, rules: Sequence[ClipRule]) -> tuple[list[Tensor], Tensor]
         rule.name: (rule.bound / each.clamp(min=tiny)).clamp_(max=1.0)
         for rule, each in zip(sent, norms, strict=True)
     }
-    if len(sent) < len(rules):
-        gradients = scale[JOINT] if JOINT in scale else scale[GRADIENTS]
-        scale[CLIPPED] = (gradients < 1.0).to(gradients.dtype)
+    for rule in rules:
+        if rule.name == CLIPPED:
+            gradients = scale[JOINT] if JOINT in scale else scale[GRADIENTS]
+            scale[CLIPPED] = (gradients < 1.0).to(gradients.dtype) - (1.0 - rule.bound)
     # As far as single precision reaches, which rows may be in.
     limit = torch.finfo(torch.float32).max * reduce(_smaller, (r.bound for r in sent), 1.0)
     return [scale[rule.name] for rule in rules], ~(sum(norms[1:], norms[0]) < limit)

@@ -27,14 +27,18 @@ of the sum each. None of it depends on the other users. The noise keeps Δ_b/s'_
 
 Where a user is replaced by another, the plan has 2 C_b/s_b, and the sum changes by at most
 2 C_b (1 + η) + g_b √d_b ≤ 2 (C_b (1 + η) + g_b √d_b): the same s'_b is enough there.
+
+Where the bound of the gradients (or of the joint vector) adapts (`fpfl.privacy.adaptive`), h_b, s_b
+and s'_b are those of the round's C_t: all of them in proportion to it, so Δ_b/s'_b is what it was.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -43,14 +47,16 @@ from fpfl.aggregation.clipping import (
     ROUNDING,
     ClipRule,
     Rows,
+    at_bound,
     clip_rules,
     steps_of,
     whole_total,
 )
 from fpfl.aggregation.noise import GRID_BITS, NoiseSource, SystemNoise
 from fpfl.numerics.summing import STEP_BITS
+from fpfl.privacy.adaptive import BoundGrid
 from fpfl.privacy.plan import Block, PrivacyPlan
-from fpfl.privacy.settings import CLIPPED
+from fpfl.privacy.settings import CLIPPED, GRADIENTS, JOINT
 
 MANY = 2**24
 """So many users are allowed for, whatever K is."""
@@ -76,6 +82,9 @@ class ThirdParty:
     room
         How much more than its bound a user may add, as a part of it, where sums come from
         somebody else who rounds (a federation's ring).
+    grid, level
+        Where the bound of the gradients (or of the joint vector) adapts: the bounds that there may
+        be, and which of them holds. The blocks' own is that of level 0.
     """
 
     places: dict[str, slice]
@@ -83,10 +92,13 @@ class ThirdParty:
     plan: PrivacyPlan | None = None
     source: NoiseSource = field(default_factory=SystemNoise)
     room: float = 0.0
+    grid: BoundGrid | None = None
+    level: int = 0
     rules: tuple[ClipRule, ...] = field(init=False)
     _steps: dict[tuple[str, torch.device], Tensor] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+    _other: list[Self] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.plan is not None and self.plan.blocks != self.blocks:
@@ -100,8 +112,24 @@ class ThirdParty:
                 "or make the layout without clipped=True"
             )
         rules = clip_rules(self.blocks, self.places) if self.blocks else ()
+        if self.level and self.grid is not None:
+            rules = at_bound(rules, self.grid.at(self.level))
         object.__setattr__(self, "rules", rules)
         _ = self.noise_stddev  # what cannot be done is said before anything is computed
+
+    def at(self, level: int | None) -> Self:
+        """The same with the bound of a level of the grid; None where the bound is fixed."""
+        if level is None or level == self.level:
+            return self
+        if self.grid is None:
+            raise ValueError(
+                f"level {level} of a clip bound was asked for, and the bound is fixed; give "
+                "Clipping(adapts=...)"
+            )
+        # The level moves now and then: its steps, as long as v, are kept until it does.
+        if not self._other or self._other[0].level != level:
+            self._other[:] = [replace(self, level=level)]
+        return self._other[0]
 
     @property
     def size(self) -> int:
@@ -114,8 +142,11 @@ class ThirdParty:
         scale = torch.zeros(self.size, dtype=torch.float64)
         if self.plan is not None:
             for rule in self.rules:
+                planned = self.plan.noise_stddev(rule.name)
+                if self.grid is not None and rule.name in (JOINT, GRADIENTS):
+                    planned *= self.grid.at(self.level) / self.grid.start
                 stddev = (1.0 + self.room) * grid_stddev(
-                    self.plan.noise_stddev(rule.name), rule.bound, rule.size, self._most_users
+                    planned, rule.bound, rule.size, self._most_users
                 )
                 for place in rule.places:
                     scale[place] = stddev

@@ -107,7 +107,9 @@ def _explained(part: Part, training: Training) -> TotalNoise:
         each = noise * math.sqrt(training.layout.parameters)
         words = f"noise of length {each:.4g} for every rate and group, then divided by its count"
     elif part.name == "clipped":
-        what, most = "users who were clipped", m
+        what, most = "users who were clipped", m * C
+        if C < 1.0:
+            what = "users who were clipped, less half of all"
         words = ""
     else:
         # A sum over users who have so many samples each, and count no more than the bound.
@@ -141,12 +143,22 @@ def heard(rows: list[Row], training: Training) -> list[Heard]:
     noise, layout = training.count_noise, training.layout
     if not noise or not rows:
         return []
+    if layout.basis == "paper":  # counts are clipped with the gradients
+        noise *= _bound_factor(rows, training)
     return [
         _heard(rate, group, [(r["counts"][rate][group], r["groups"][rate][group]) for r in rows],
                noise, layout.basis)
         for rate in layout.rates
         for group in layout.groups
     ]  # fmt: skip
+
+
+def _bound_factor(rows: list[Row], training: Training) -> float:
+    """C_t/C₀, the mean of some rounds: 1 where the clip bound is fixed."""
+    start = training.parts[0].bound
+    if start is None:
+        return 1.0
+    return float(sum(row.get("clip_bound", start) for row in rows) / (len(rows) * start))
 
 
 def _heard(
@@ -224,6 +236,11 @@ class Explain:
             f"σ = {plan.noise_multiplier:.4g}. One user changes a block by C at most"
             + (", by 2C if replaced." if plan.sensitivity_honest == 2 else ".")
         )
+        if (settings.get("clip") or {}).get("adapts"):
+            self._say(
+                "The bound of the gradients adapts, and its noise with it: these are the figures "
+                "that it begins with."
+            )
 
     def __call__(self, event: RoundEvent) -> None:
         """Show the groups' counts against their noise, every so many rounds."""
@@ -250,9 +267,10 @@ class Explain:
             )  # fmt: skip
         gradient = training.parts[0]
         norms = [row["gradient_norm"] for row in rows]
+        noise = gradient.noise * math.sqrt(gradient.size) * _bound_factor(rows, training)
         self._say(
             f"The released gradient is {_mean(norms):.4g} long ({span}); noise alone would be "
-            f"{gradient.noise * math.sqrt(gradient.size):.4g}. Over many rounds noise averages "
+            f"{noise:.4g}. Over many rounds noise averages "
             "out, and the rest does not."
         )
 

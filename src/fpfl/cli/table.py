@@ -229,7 +229,10 @@ def _fill(
     if options.epsilon is not None:
         clip = chosen_clip(None, constraint, schema)
         given = {name: value for name, value in asdict(clip).items() if value is not None}
+        adapts = given.pop("adapts", None)
         sections["privacy.clip"] = given
+        if adapts is not None:
+            sections["privacy.clip.adapts"] = {n: v for n, v in adapts.items() if v is not None}
         privacy = Privacy(options.epsilon, None, clip, options.delta)
     if not config.training.suggested:
         with warnings.catch_warnings():

@@ -281,9 +281,17 @@ def _run(
 
 def _settings_used(settings: dict[str, Any]) -> str:
     """What a run was trained with, as a config would say it."""
-    bounds = settings["clip"].items()
-    clip = ", ".join(f"{n} = {v:g}" for n, v in bounds if n != "kind" and v is not None)
-    parts = [f"rounds = {settings['rounds']}", f"clip = {{ {clip} }}"]
+    parts = [f"rounds = {settings['rounds']}", f"clip = {_inline(settings['clip'])}"]
     if settings["learning_rate"] is not None:  # another optimiser than SGD has its own
         parts.insert(1, f"learning_rate = {settings['learning_rate']:.4g}")
     return f"Settings used: {', '.join(parts)}"
+
+
+def _inline(values: dict[str, Any]) -> str:
+    """Numbers by name as an inline table of TOML, with tables inside."""
+    found = [
+        f"{name} = {_inline(value) if isinstance(value, dict) else f'{value:g}'}"
+        for name, value in values.items()
+        if name != "kind" and value is not None
+    ]
+    return f"{{ {', '.join(found)} }}"

@@ -7,7 +7,7 @@ that has its names now. `scripts/move_modules.py` works from the same table.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import wraps
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
@@ -140,6 +140,9 @@ FIELDS = {
 }
 """Fields of 0.1.0 by class (or maker), and what they are called today."""
 
+LATER = ("adapts",)
+"""Fields that came after 0.1.0. Where they are not used, files and fingerprints are as before."""
+
 
 class OldPaths(MetaPathFinder, Loader):
     """Finds moved modules; what it gives is the module of today itself, so classes are the same."""
@@ -185,6 +188,11 @@ def written(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """
     names = {new: old for old, new in FIELDS.get(name, {}).items()}
     return {names.get(key, key): value for key, value in values.items()}
+
+
+def as_before(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Settings without those that came after 0.1.0 and are not used."""
+    return {name: value for name, value in pairs if name not in LATER or value is not None}
 
 
 def formerly(made: T) -> T:

@@ -40,6 +40,7 @@ from fpfl.data.federated import FederatedDataset
 from fpfl.data.schema import Schema
 from fpfl.fairness.constraints import BY_NAME, Constraint, equal_error
 from fpfl.methods import REGISTER, Method
+from fpfl.privacy.adaptive import AdaptiveBound
 from fpfl.privacy.settings import Clipping, Privacy
 from fpfl.runs.folder import CONFIG, RunFolder
 from fpfl.server.loop import Callback
@@ -265,7 +266,10 @@ def _privacy(config: PrivacyConfig | None) -> Privacy | None:
 
 
 def _clip(clip: float | ClipConfig | None) -> float | Clipping | None:
-    return Clipping(**clip.model_dump()) if isinstance(clip, ClipConfig) else clip
+    if not isinstance(clip, ClipConfig):
+        return clip
+    adapts = None if clip.adapts is None else AdaptiveBound(**clip.adapts.model_dump())
+    return Clipping(**clip.model_dump() | {"adapts": adapts})
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from fpfl.compat import todays
 from fpfl.data.loaders import REGISTER as LOADERS
 from fpfl.data.table_schema import TableSchema, declared_schema
 from fpfl.methods import REGISTER
+from fpfl.privacy.adaptive import RATIO
 from fpfl.privacy.plan import Neighbours
 from fpfl.privacy.settings import Sampling
 from fpfl.server.selection import Rule
@@ -211,6 +212,18 @@ class TrainingConfig(_Section):
         return self
 
 
+class AdaptsConfig(_Section):
+    """How a clip bound finds itself; see ``AdaptiveBound``."""
+
+    target: Number
+    rate: Number = 0.2
+    share: Number = 0.01
+    least: Number | None = None
+    most: Number | None = None
+    ratio: Number = RATIO
+    reference: Number | None = None
+
+
 class ClipConfig(_Section):
     """Clip bounds in blocks; see ``Clipping``."""
 
@@ -220,6 +233,7 @@ class ClipConfig(_Section):
     counts_share: Number = 0.15
     selection_share: Number = 0.05
     clipped_share: Number | None = None
+    adapts: AdaptsConfig | None = None
 
 
 class ConstraintConfig(_Section):

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fpfl.aggregation.clipping import ClipRule
+from fpfl.aggregation.clipping import ClipRule, at_bound
 from fpfl.aggregation.encoding import RESERVE, Encoding
 from fpfl.aggregation.noise import SeededNoise, SystemNoise
 from fpfl.aggregation.sums import ThirdParty
@@ -28,6 +28,7 @@ from fpfl.data.schema import Schema
 from fpfl.fairness.constraints import Constraint
 from fpfl.federation.secagg import GraphChoice, choose_graph
 from fpfl.methods import Method
+from fpfl.privacy.adaptive import BoundGrid
 from fpfl.privacy.assumptions import Aggregation
 from fpfl.privacy.conventions import SHARED
 from fpfl.privacy.plan import PrivacyPlan
@@ -228,6 +229,22 @@ class Agreement:
         """How v is clipped."""
         return self.spec.rules
 
+    @property
+    def grid(self) -> BoundGrid | None:
+        """The clip bounds that a round may have; None where there is one for all."""
+        return None if self.spec.clipping is None else self.spec.clipping.grid
+
+    def at(self, level: int | None) -> tuple[tuple[ClipRule, ...], Encoding]:
+        """How v is clipped in a round with this level of the bound, and becomes whole numbers.
+
+        A step stands for a part of the bound: the whole numbers, and their noise, are the same
+        whatever the bound is.
+        """
+        if level is None or self.grid is None:
+            return self.rules, self.encoding
+        rules = at_bound(self.rules, self.grid.at(level))
+        return rules, replace(self.encoding, rules=rules)
+
     @cached_property
     def bits(self) -> int | None:
         """A node's share of noise has a deviation of 2 to this power; None without shares.
@@ -278,7 +295,8 @@ class Agreement:
             )
         seeded = self.test_seed is not None
         source = SeededNoise(self.test_seed or 0) if seeded else SystemNoise()
-        return ThirdParty(self.layout.slices, self.spec.blocks, self.plan, source, room=RESERVE)
+        places, blocks = self.layout.slices, self.spec.blocks
+        return ThirdParty(places, blocks, self.plan, source, room=RESERVE, grid=self.grid)
 
     @cached_property
     def noise_stddev(self) -> Tensor:

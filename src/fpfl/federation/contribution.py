@@ -20,7 +20,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -132,13 +132,18 @@ class Contribution:
     load: Loader
     chance: Chance
 
-    def vector(self, round: int, w: Tensor, weights: Weights | None) -> NDArray[np.uint32]:
-        """The node's whole numbers for a round at w, with its noise."""
+    def vector(
+        self, round: int, w: Tensor, weights: Weights | None, level: int | None = None
+    ) -> NDArray[np.uint32]:
+        """The node's whole numbers for a round at w, with its noise.
+
+        ``level`` is that of the clip bound, where it adapts.
+        """
         begun = time.monotonic()
         size, bits = self.agreement.encoding.size, self.agreement.bits
         total = np.zeros(size, dtype=np.int64)
         try:
-            total += self._users(round, w, weights)
+            total += self._users(round, w, weights, level)
         except Exception:
             # Whatever it is: that data here is bad, or missing, is this node's to know.
             log.exception("round %d: the data of this node cannot be used; it sends zero", round)
@@ -155,7 +160,9 @@ class Contribution:
             )  # fmt: skip
         return in_ring(total)
 
-    def _users(self, round: int, w: Tensor, weights: Weights | None) -> NDArray[np.int64]:
+    def _users(
+        self, round: int, w: Tensor, weights: Weights | None, level: int | None
+    ) -> NDArray[np.int64]:
         agreement = self.agreement
         with checked_by_user():  # one user's bad sample must not take the others away
             data = replace(self.load(), checked=False)
@@ -171,7 +178,7 @@ class Contribution:
         # Somebody is computed for the time it takes alone: nobody's data gets into the sum.
         chosen = users if len(users) else everybody[secrets.randbelow(len(everybody)) :][:1]
         try:
-            found = self._summed(engine, round, w, chosen, key, weights)
+            found = self._summed(engine, round, w, chosen, key, weights, level)
             return total + found if len(users) else total
         except Exception:
             log.exception("round %d: not all users can be computed together", round)
@@ -179,7 +186,7 @@ class Contribution:
             return total
         for user in users:
             try:
-                total += self._summed(engine, round, w, np.array([user]), key, weights)
+                total += self._summed(engine, round, w, np.array([user]), key, weights, level)
             except Exception:
                 log.exception("round %d: the data of one user cannot be used; it sends zero", round)
         return total
@@ -192,12 +199,14 @@ class Contribution:
         users: NDArray[np.int64],
         key: int,
         weights: Weights | None,
+        level: int | None,
     ) -> NDArray[np.int64]:
         agreement = self.agreement
+        rules, encoding = agreement.at(level)
         total = np.zeros(agreement.encoding.size, dtype=np.int64)
         for rows in engine.statistics(w, users, key, weights=weights):
-            clipped = clip(DenseRows(rows.dense(), agreement.layout.slices), agreement.rules)
-            whole = agreement.encoding.encoded(clipped, round, self.chance.uniform)
+            clipped = clip(DenseRows(rows.dense(), agreement.layout.slices), rules)
+            whole = encoding.encoded(clipped, round, self.chance.uniform)
             total += whole.sum(dim=0).numpy()
         return total
 
@@ -214,9 +223,16 @@ def _check(data: FederatedDataset, agreement: Agreement) -> None:
         )
 
 
-def broadcast(w: Tensor, weights: Weights | None) -> dict[str, bytes | float]:
-    """What the server sends beside a round's shares: the model, and weights where there are."""
-    said: dict[str, bytes | float] = {"w": _bytes(w)}
+def broadcast(
+    w: Tensor, weights: Weights | None, level: int | None = None
+) -> dict[str, bytes | float | int]:
+    """What the server sends beside a round's shares: the model, and weights where there are.
+
+    The clip bound's level, where it adapts.
+    """
+    said: dict[str, bytes | float | int] = {"w": _bytes(w)}
+    if level is not None:
+        said["level"] = level
     if weights is not None:
         said |= {
             "groups": _bytes(weights.groups),
@@ -242,6 +258,18 @@ def received(said: dict[str, object], agreement: Agreement) -> tuple[Tensor, Wei
         low,
         high,
     )
+
+
+def received_level(said: Mapping[str, object], agreement: Agreement) -> int | None:
+    """The level of the clip bound; one that is not on the agreed grid is refused."""
+    level, grid = said.get("level"), agreement.grid
+    if grid is None:
+        if level is None:
+            return None
+        raise ValueError(f"a level of the clip bound came, {level!r}, and the bound is fixed")
+    grid.at(level)  # type: ignore[arg-type] # whatever it is
+    assert isinstance(level, int)
+    return level
 
 
 def _bytes(numbers: Tensor) -> bytes:

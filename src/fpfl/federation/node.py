@@ -82,7 +82,7 @@ def _vector(
     state: ClientState, request: Mapping[str, Any], make: Callable[[], Contribution]
 ) -> NDArray[np.uint32]:
     """The node's vector, where the session is what was agreed on; nothing was revealed so far."""
-    from fpfl.federation.contribution import received
+    from fpfl.federation.contribution import received, received_level
 
     contribution = make()
     agreement, session = contribution.agreement, state.session
@@ -103,5 +103,9 @@ def _vector(
             f"the server's session has another {' and '.join(wrong)} than this node's agreement: "
             "see that all parties run the same version of the project.",
         )
+    try:
+        level = received_level(request, agreement)
+    except ValueError as error:
+        raise Refused(state.name, f"{error}.") from None
     w, weights = received(dict(request), agreement)
-    return contribution.vector(session.round, w, weights)
+    return contribution.vector(session.round, w, weights, level)

@@ -101,7 +101,9 @@ class Federated:
     doubted: set[int] = field(default_factory=set)
     """Those that were asked in this round and showed no keys that count."""
 
-    def release(self, round: int, w: Tensor, weights: Weights | None = None) -> Tensor:
+    def release(
+        self, round: int, w: Tensor, weights: Weights | None = None, level: int | None = None
+    ) -> Tensor:
         """Run one round at w; one that was released before a run was resumed is not run again."""
         if self.past is not None:
             known = self.past.totals.get(round)
@@ -111,7 +113,8 @@ class Federated:
         self.doubted.clear()
         for attempt in range(1, self.agreement.attempts + 1):
             try:
-                v = self._noised(self._attempt(round, w, weights), round).to(w.dtype)
+                total = self._attempt(round, w, weights, level)
+                v = self._noised(total, round, level).to(w.dtype)
             except Abandoned as failure:
                 log.warning("round %d, attempt %d was abandoned: %s", round, attempt, failure)
                 failures.append(str(failure))
@@ -131,7 +134,7 @@ class Federated:
 
     # --- one attempt --------------------------------------------------------------------------
 
-    def _attempt(self, round: int, w: Tensor, weights: Weights | None) -> Tensor:
+    def _attempt(self, round: int, w: Tensor, weights: Weights | None, level: int | None) -> Tensor:
         """Σ of the survivors' vectors, decoded."""
         nodes = self._asked()
         session = self._session(round)
@@ -142,7 +145,7 @@ class Federated:
                 self._charge(round)
             requests = aggregation.requests()
             if step == "mask":
-                said = broadcast(w, weights)
+                said = broadcast(w, weights, level)
                 requests = {name: {**request, **said} for name, request in requests.items()}
             sent = {places[name]: request for name, request in requests.items()}
             for node, answer in self.courier.exchange(sent, self.agreement.timeout):
@@ -151,7 +154,8 @@ class Federated:
             if aggregation.dropped.get(step):
                 log.warning("round %d: lost in %r: %s", round, step, aggregation.dropped[step])
         log.info("round %d: the sum of %d nodes", round, len(aggregation.survivors))
-        return self.agreement.encoding.decoded(aggregation.total(), round)
+        _, encoding = self.agreement.at(level)
+        return encoding.decoded(aggregation.total(), round)
 
     def _asked(self) -> list[int]:
         """Whom to ask: everybody who can be reached, or those that the server picks."""
@@ -247,10 +251,10 @@ class Federated:
             )
         self.opened.append(round)
 
-    def _noised(self, total: Tensor, round: int) -> Tensor:
+    def _noised(self, total: Tensor, round: int, level: int | None = None) -> Tensor:
         """With the server's noise, where it is the one that adds it."""
         party = self.agreement.trusted_party
-        return total if party is None else party.noised(total, round)
+        return total if party is None else party.at(level).noised(total, round)
 
 
 def _bytes(answer: Message, name: str) -> bytes:

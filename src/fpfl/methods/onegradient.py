@@ -31,6 +31,13 @@ No group's multiplier may ask for more than its samples can give: |κ_a| N/n̄'_
 same for λ_a. Beyond that only the other side of the constraint would move, everybody's rate towards
 the group's: that way a small group whose rate answers slowly would make a model worse for all.
 
+Where errors are counted, the weak group can be helped first. Weights then stay at ℓ = 1 or above:
+nobody's errors are asked for, and those of a group that errs too often count more. Only where some
+group stays outside the constraint's own tolerance for more than ``patience`` rounds does ℓ go down
+towards ``low``, by `RELEASE` of the way in each further round outside; it stops where the groups
+are within the tolerance. It is a function of released counts like everything here, and the history
+says how far it went.
+
 (Where a regression's rate keeps its own surrogate, a tenth of N β is its weight:
 `fpfl.users.weighting` says why.)
 """
@@ -53,6 +60,9 @@ MOST = 6.0
 """How much faster than ``multiplier_lr`` says a multiplier may be: beyond, the delay of what it
 moves would make it swing."""
 
+RELEASE = 0.02
+"""How much of the way from 1 to ``low`` the least weight goes in a round."""
+
 LARGEST = 1e15
 """No cohort has as many samples: a count beyond, or one that is no number, says nothing."""
 
@@ -71,6 +81,13 @@ class AveragedState(MethodState):
         The number below which one round's count says nothing; an average's noise is less.
     noise
         s, the standard deviation of the noise on a round's counts.
+    outside
+        In how many rounds a group was outside the tolerance, less those in which none was.
+    released
+        How far ℓ has come from 1 (0) to ``low`` (1).
+    least
+        The least weight that a sample has in the next round, by one rate and group; NaN where
+        weights may go down from the start.
     """
 
     F: Tensor
@@ -79,6 +96,10 @@ class AveragedState(MethodState):
     squares: Tensor
     smallest: float
     noise: float
+    # A run folder of before has none of these: weights went down from the start.
+    outside: float | Tensor = 0.0
+    released: float | Tensor = 1.0
+    least: float | Tensor = math.nan
 
     def differences(self) -> Tensor:
         """D_a of shape (R, G), kept in [−1, 1]; NaN where the averages say nothing."""
@@ -90,7 +111,7 @@ class AveragedState(MethodState):
         """The gap by the averages, steadier than a single round's."""
         differences = self.differences().abs()
         gap = differences.max() if differences.numel() else self.F.new_tensor(math.nan)
-        return {"averaged_gap": gap}
+        return {"averaged_gap": gap, "least_weight": torch.as_tensor(self.least).to(gap)}
 
     def counts(self) -> Tensor:
         """n̄', of shape (R, G + 1), to divide by: where it says nothing, any positive number."""
@@ -123,7 +144,7 @@ class AveragedState(MethodState):
     "one-gradient",
     "FPFL-1G, one gradient per user with broadcast weights",
     states=(AveragedState,),
-    words={"tolerance": "constraint", "spread": "none"},
+    words={"tolerance": "constraint", "spread": "none", "patience": "none"},
 )
 @formerly
 @dataclass(frozen=True)
@@ -145,6 +166,10 @@ class OneGradient:
     low, high
         The range that the weight of a sample's loss is kept in. Below 0 the model would be rewarded
         for being wrong.
+    patience
+        Weights stay at 1 or above until a group has been outside the tolerance for more than so
+        many rounds: the weak are helped before the strong are held back. For rates that count
+        errors; selection rates meet in between. None: weights may go down from the start.
     surrogate
         What is differentiated for a rate: ``"loss"``, or the rate's own surrogate (``"rate"``),
         with which training can run into models that are equally wrong about everybody.
@@ -162,6 +187,7 @@ class OneGradient:
     high: float = 11.0
     surrogate: Surrogate = "loss"
     ratchet: bool = False
+    patience: int | None = None
 
     def __post_init__(self) -> None:
         check_settings(self.damping, self.multiplier_lr, self.tolerance)
@@ -174,6 +200,10 @@ class OneGradient:
                 f"the weights' range is [{self.low}, {self.high}]; it must contain 1 and begin at "
                 "0 or above"
             )
+        if self.patience is not None and self.patience < 0:
+            raise ValueError(
+                f"patience is {self.patience}; it must be a number of rounds, 0 or more, or None"
+            )
         if self.surrogate not in get_args(Surrogate):
             raise ValueError(
                 f"surrogate is {self.surrogate!r}; expected one of {get_args(Surrogate)}"
@@ -182,7 +212,14 @@ class OneGradient:
     def begin(self, rates: int, groups: int, device: torch.device) -> AveragedState:
         """Nothing is known yet: λ = 0, no averages."""
         nothing = torch.zeros(rates, groups + 1, device=device)
-        return AveragedState(nothing[:, :-1].clone(), nothing, nothing, nothing, nothing, 0.0, 0.0)
+        zero, patient = torch.zeros((), device=device), self.patience is not None
+        return AveragedState(
+            nothing[:, :-1].clone(),
+            *(nothing, nothing, nothing, nothing, 0.0, 0.0),
+            outside=zero,
+            released=zero if patient else zero + 1.0,
+            least=zero + (1.0 if patient else math.nan),
+        )
 
     def update(
         self, state: MethodState, totals: Totals, tolerance: float
@@ -192,7 +229,8 @@ class OneGradient:
         rate = self.multiplier_lr * self._pace(state)
         multipliers = self._multipliers(state, rate, self._alpha(tolerance), totals.normaliser)
         direction = totals.loss_gradient / totals.normaliser
-        return replace(state, multipliers=multipliers), direction
+        state = replace(state, multipliers=multipliers)
+        return self._released(state, totals.normaliser, tolerance), direction
 
     def weights(self, state: MethodState, normaliser: float, tolerance: float) -> Weights:
         """N β, from the averages and multipliers of the rounds so far."""
@@ -201,9 +239,25 @@ class OneGradient:
         return Weights(
             groups=-normaliser * kappa / n[:, :-1],
             overall=normaliser * kappa.sum(dim=1) / n[:, -1],
-            low=self.low,
+            low=self._low(state),
             high=self.high,
         )
+
+    def _low(self, state: AveragedState) -> float | Tensor:
+        """ℓ, the least weight for now."""
+        return self.low if self.patience is None else 1.0 - (1.0 - self.low) * state.released
+
+    def _released(self, state: AveragedState, normaliser: float, tolerance: float) -> AveragedState:
+        """ℓ's way down, while a group is outside α and has been for long."""
+        if self.patience is None or not state.multipliers.numel():
+            return state
+        now = (state.differences().abs() > tolerance).any()
+        outside = torch.where(now, state.outside + 1.0, state.outside - 1.0).clamp(min=0.0)
+        more = torch.where(now & (outside > self.patience), RELEASE, 0.0)
+        state = replace(state, outside=outside, released=(state.released + more).clamp(max=1.0))
+        weights = self.weights(state, normaliser, tolerance)
+        asked = 1.0 + (weights.overall.unsqueeze(-1) + weights.groups).min()
+        return replace(state, least=asked.clamp(max=1.0).maximum(torch.as_tensor(weights.low)))
 
     def kappa(self, state: AveragedState, normaliser: float, tolerance: float) -> Tensor:
         """κ of shape (R, G); 0 where the counts say nothing."""

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from fpfl.privacy.adaptive import AdaptiveBound, BoundGrid
 from fpfl.privacy.plan import Block, Neighbours, PrivacyPlan
 
 JOINT, GRADIENTS, COUNTS, SELECTION = "joint", "gradients", "counts", "selection"
@@ -37,6 +38,10 @@ class Clipping:
         Count how many users of a cohort had their gradients (or their joint vector) scaled down,
         with this part of the budget: the count says whether the bound suits, and is a release like
         any other. Without it nobody learns how many were clipped.
+    adapts
+        Have the bound of the gradients (or of the joint vector) find itself: ``bound`` is then C₀,
+        which it begins with. The number of clipped users is counted for it, with the share that
+        `AdaptiveBound` names.
     """
 
     bound: float
@@ -45,6 +50,7 @@ class Clipping:
     counts_share: float = 0.15
     selection_share: float = 0.05
     clipped_share: float | None = None
+    adapts: AdaptiveBound | None = None
 
     def __post_init__(self) -> None:
         for name in ("bound", "counts", "selection"):
@@ -55,8 +61,25 @@ class Clipping:
             value = getattr(self, name)
             if value is not None and not 0.0 < value < 1.0:
                 raise ValueError(f"{name} is {value}; it must be between 0 and 1")
-        if self.counts_share + self.selection_share + (self.clipped_share or 0.0) >= 1.0:
+        if self.adapts is not None:
+            if self.clipped_share is not None:
+                raise ValueError(
+                    f"clipped_share={self.clipped_share} was given beside adapts, which counts "
+                    "clipped users with a share of its own; give AdaptiveBound(share=...)"
+                )
+            _ = self.grid  # refuses a bound outside its range
+        if self.counts_share + self.selection_share + (self.counting_share or 0.0) >= 1.0:
             raise ValueError("the shares of counts leave nothing for the gradients")
+
+    @property
+    def counting_share(self) -> float | None:
+        """The share of the number of clipped users; None where they are not counted."""
+        return self.clipped_share if self.adapts is None else self.adapts.share
+
+    @property
+    def grid(self) -> BoundGrid | None:
+        """The bounds that there may be, where the bound adapts."""
+        return None if self.adapts is None else BoundGrid(self.bound, self.adapts)
 
     def blocks(self, *, constrained: bool, selection: bool) -> tuple[Block, ...]:
         """The blocks of a vector with or without fairness counts and selection counts."""
@@ -68,9 +91,11 @@ class Clipping:
         if selection:
             blocks.append(Block(SELECTION, self.selection, self.selection_share))
             rest -= self.selection_share
-        if self.clipped_share is not None:
-            blocks.append(Block(CLIPPED, 1.0, self.clipped_share))
-            rest -= self.clipped_share
+        if self.counting_share is not None:
+            # A user's part is 0 or 1; or, where the bound adapts, -1/2 or 1/2.
+            bound = 1.0 if self.adapts is None else 0.5
+            blocks.append(Block(CLIPPED, bound, self.counting_share))
+            rest -= self.counting_share
         return (Block(JOINT if self.counts is None else GRADIENTS, self.bound, rest), *blocks)
 
 

@@ -42,6 +42,11 @@ _FILTER = (
     "a privacy filter, Rényi DP at order {order}, fixed before the run (Feldman and Zrnic 2021)"
 )
 
+ADAPTS = (
+    "The bound of the first block adapts: it follows the released fraction of clipped users, and "
+    "its noise is in proportion to it in every round. The figures are those that it begins with."
+)
+
 
 @dataclass(frozen=True)
 class BlockNoise:
@@ -397,6 +402,11 @@ class PrivacyStatement:
             f"{self.delta_server / 2:g}, which adds to δ."
         )
 
+    @property
+    def _adapts(self) -> bool:
+        """Whether the bound follows the number of clipped users: only then it is sent as ±1/2."""
+        return any((block.name, block.bound) == ("clipped", 0.5) for block in self.blocks)
+
     def _how(self) -> list[str]:
         users = self.real_population or self.population
         bounds = {1: "C", 2: "2C"}
@@ -415,6 +425,7 @@ class PrivacyStatement:
             f"One user changes a total by at most {sensitivity}. "
             f"{whose_noise(self.aggregation)} of {self.noise_multiplier:.4g} clip bounds (standard "
             f"deviation): {noise}.",
+            *([ADAPTS] if self._adapts else []),
             *several(self.copies),
         ]
 

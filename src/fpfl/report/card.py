@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fpfl.report.evaluations import SIMULATION_ONLY, Evaluated
 from fpfl.report.facts import IN_MEMORY, judged_by, record_of, verdict_on
 from fpfl.report.reading import RunRecord
+from fpfl.report.series import bound_course
 from fpfl.report.words import (
     balance_lines,
     balance_rows,
@@ -215,6 +216,10 @@ def _training(record: RunRecord) -> list[tuple[str, str]]:
     s = record.settings
     clip = s.get("clip") or {}
     bounds = ", ".join(f"{n} {v:g}" for n, v in clip.items() if isinstance(v, int | float))
+    course = bound_course(record)
+    if course is not None:
+        aim = "" if course.target is None else f" so that {course.target:.3g} of users are clipped"
+        bounds += f" (the first adapts{aim}; in the last round it was {course.bounds[-1]:.3g})"
     rate = s.get("learning_rate")
     optimizer = (s.get("optimizer") or {}).get("kind", "SGD")
     return [

@@ -56,6 +56,8 @@ class _Round:
     accuracy: float | None = None
     gap: float | None = None
     gradient_norm: float | None = None
+    clip_bound: float | None = None
+    clipped_fraction: float | None = None
     averaged_gap: float | None = None
     overall: dict[str, float | None] | None = None
     groups: _Table | None = None

@@ -36,6 +36,7 @@ from fpfl.report.series import (
     CountNoise,
     EpsilonCurve,
     RateLines,
+    bound_course,
     count_noise,
     epsilon_curve,
     gap_of_means,
@@ -130,32 +131,69 @@ def gradient_chart(record: RunRecord) -> Chart | None:
     # The mean of squares is what p s² is taken off.
     squares = running_mean([None if v is None else v * v for v in found.released], W)
     released = [None if v is None else v**0.5 for v in squares]
-    signal = [None if v is None else max(0.0, v - found.noise**2) ** 0.5 for v in squares]
+    noises = running_mean([v * v for v in found.noise], W)
+    noise = [None if v is None else v**0.5 for v in noises]
+    signal = [
+        None if v is None or own is None else max(0.0, v - own) ** 0.5
+        for v, own in zip(squares, noises, strict=True)
+    ]
     estimated = line(
         "signal, estimated", x, drawn(signal, places), colour=GREEN, dash="dot", symbol="diamond"
     )
-    noise = [found.noise] * len(rounds)
-    end = last(signal)
-    share = "" if end is None else f" ({end / found.noise:.0%} of the noise at the end)"
+    ends = last(signal), found.noise[-1]
+    share = "" if ends[0] is None else f" ({ends[0] / ends[1]:.0%} of the noise at the end)"
+    fixed = len(set(found.noise)) == 1
+    size = f"s√p = {ends[1]:.4g}"
+    if not fixed:
+        size = f"s√p, which follows the clip bound ({ends[1]:.4g} at the end)"
     return Chart(
         "gradient",
         "Noise on the summed gradient",
         f"The released sum's norm (root of the mean square of {W} rounds), the norm that its noise "
-        f"has, s√p = {found.noise:.4g}, and what is left for the signal, √(‖released‖² − p s²)"
+        f"has, {size}, and what is left for the signal, √(‖released‖² − p s²)"
         f"{share}. Training works even where noise is larger: it averages out over the rounds.",
         f"Line chart of the released gradient's norm over {len(rounds)} rounds against a noise of "
-        f"{found.noise:.4g}; the signal is estimated at {number(end, 2)} at the end.",
+        f"{ends[1]:.4g}; the signal is estimated at {number(ends[0], 2)} at the end.",
         [
             dots("signal", x, drawn(found.signal, places), colour=GREEN, symbol="diamond"),
             line("released", x, drawn(released, places), colour=BLUE),
             estimated,
-            level("noise s√p", x, found.noise),
+            level("noise s√p", x, ends[1])
+            if fixed
+            else line("noise s√p", x, drawn(noise, places), colour="@limit", dash="dash"),
         ],
         axes("round", "norm") | {"yaxis": {"title": {"text": "norm"}, "rangemode": "tozero"}},
         few_rounds(
             "Norms of the summed gradient, some of the rounds",
             rounds,
             {"released": released, "signal, estimated": signal, "noise": noise},
+        ),
+    )
+
+
+def bound_chart(record: RunRecord) -> Chart | None:
+    """How a clip bound that adapts went."""
+    course = bound_course(record)
+    if course is None:
+        return None
+    rounds, places = rounds_of(record.history), thinned(len(record.history))
+    W, x = window(len(rounds)), drawn(rounds, places)
+    clipped = running_mean(course.clipped, W)
+    target = "" if course.target is None else f" (aimed at: {course.target:.3g})"
+    return Chart(
+        "bound",
+        "The clip bound",
+        f"C of each round: it grows where more users are clipped than aimed at, and shrinks where "
+        f"fewer are. Of the last {W} rounds' users {number(last(clipped))} were clipped{target}."
+        f"{_exact(record)}",
+        f"Line chart of the clip bound over {len(rounds)} rounds, from {course.bounds[0]:.3g} to "
+        f"{course.bounds[-1]:.3g}.",
+        [line("clip bound C", x, drawn(course.bounds, places), colour=BLUE, symbol="circle")],
+        axes("round", "C") | {"yaxis": {"title": {"text": "C"}, "rangemode": "tozero"}},
+        few_rounds(
+            "The clip bound and the users clipped, some of the rounds",
+            rounds,
+            {"C": course.bounds, "clipped": course.clipped, f"mean of {W} rounds": clipped},
         ),
     )
 
@@ -209,6 +247,7 @@ def charts(record: RunRecord) -> tuple[list[Chart], list[str]]:
         )
     if record.privacy is not None and record.history:
         found += [counts_chart(record), gradient_chart(record)]
+    found.append(bound_chart(record))
     curve = epsilon_curve(record)
     if curve.why is None:
         found.append(epsilon_chart(record, curve))

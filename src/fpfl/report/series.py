@@ -111,6 +111,35 @@ def noise_of(record: RunRecord, *names: str) -> float | None:
     return float(found[0]) if found else None
 
 
+def bound_factors(record: RunRecord) -> list[float]:
+    """C_t/C₀ of every round: the noise of the gradients' block (or the joint one) follows it."""
+    blocks = () if record.privacy is None else record.privacy["blocks"]
+    start = next((b["bound"] for b in blocks if b["name"] in ("gradients", "joint")), None)
+    bounds = [row.get("clip_bound") for row in record.history]
+    return [bound / start if bound is not None and start else 1.0 for bound in bounds]
+
+
+@dataclass(frozen=True)
+class BoundCourse:
+    """A clip bound that adapts: C_t of every round, the fractions clipped, and τ."""
+
+    bounds: list[float]
+    clipped: Line
+    target: float | None
+
+
+def bound_course(record: RunRecord) -> BoundCourse | None:
+    """How the clip bound went; None where it is fixed, or before the first round."""
+    bounds = [row.get("clip_bound") for row in record.history]
+    known = [bound for bound in bounds if bound is not None]
+    if not known or len(known) != len(bounds):
+        return None
+    adapts = (record.settings.get("clip") or {}).get("adapts")
+    target = adapts.get("target") if isinstance(adapts, dict) else None
+    clipped = [row.get("clipped_fraction") for row in record.history]
+    return BoundCourse(known, clipped, target if isinstance(target, int | float) else None)
+
+
 @dataclass(frozen=True)
 class CountNoise:
     """A released count n'_a: its mean over the rounds, its noise, and noise over mean."""
@@ -135,6 +164,8 @@ def count_noise(record: RunRecord) -> list[CountNoise]:
     s = noise_of(record, "counts", "joint")
     if s is None:
         return []
+    if noise_of(record, "counts") is None:
+        s *= math.fsum(bound_factors(record)) / max(1, len(record.history))
     split = (record.settings.get("layout") or {}).get("basis") == "split"
     noise = s * math.sqrt(2.0) if split else s
     found = []
@@ -148,10 +179,13 @@ def count_noise(record: RunRecord) -> list[CountNoise]:
 
 @dataclass(frozen=True)
 class GradientNoise:
-    """The summed gradient over rounds: its released norm, the noise in it, and what is left."""
+    """The summed gradient over rounds: its released norm, the noise in it, and what is left.
+
+    ``noise`` is s√p in every round: the same in all, unless the clip bound adapts.
+    """
 
     released: Line
-    noise: float
+    noise: list[float]
     signal: Line
 
 
@@ -168,10 +202,14 @@ def gradient_noise(record: RunRecord) -> GradientNoise | None:
     p = record.parameters
     if s is None or p is None or not any(norm is not None for norm in norms):
         return None
+    noise = [s * math.sqrt(p) * factor for factor in bound_factors(record)]
     return GradientNoise(
         norms,
-        s * math.sqrt(p),
-        [None if norm is None else math.sqrt(max(0.0, norm**2 - p * s**2)) for norm in norms],
+        noise,
+        [
+            None if norm is None else math.sqrt(max(0.0, norm**2 - own**2))
+            for norm, own in zip(norms, noise, strict=True)
+        ],
     )
 
 

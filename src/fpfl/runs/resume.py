@@ -413,12 +413,20 @@ def _check_settings(path: Path, old: dict[str, Any], new: dict[str, Any], past: 
             "is less; leave it as it is"
         )
     different = [name for name in _REPLAYED if old.get(name) != new[name]]
+    if _adapting(old) != _adapting(new):
+        different.append("clip bound that adapts")
     if different and past.totals:
         raise ValueError(
             f"the run in {path} has {len(past.totals)} rounds since its last checkpoint, which "
             f"were computed with another {' and '.join(different)}: resume it as it was, and "
             "change settings when it has ended"
         )
+
+
+def _adapting(settings: dict[str, Any]) -> tuple[Any, ...] | None:
+    """What a clip bound that adapts follows from, besides totals; None for one that is fixed."""
+    clip = settings.get("clip") or {}
+    return (clip, settings["cohort"]) if clip.get("adapts") else None
 
 
 def _promised(settings: dict[str, Any]) -> dict[str, Any]:

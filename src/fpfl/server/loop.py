@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -20,6 +20,7 @@ from fpfl.fairness.confusion import Released, Tables
 from fpfl.fairness.totals import SMALLEST_COUNT, Totals, Weights
 from fpfl.methods.base import Method, MethodState, ReweightingMethod
 from fpfl.privacy.conventions import BudgetExhaustedError
+from fpfl.server.bound import BoundControl
 from fpfl.server.selection import Rule, Selection
 from fpfl.server.state import Keeper, Row, ServerState, moved
 from fpfl.users.layout import Layout
@@ -30,10 +31,13 @@ OptimizerFactory = Callable[[list[Tensor]], torch.optim.Optimizer]
 class Federation(Protocol):
     """Whoever turns a broadcast model into a released sum of users' statistics."""
 
-    def release(self, round: int, w: Tensor, weights: Weights | None) -> Tensor:
+    def release(
+        self, round: int, w: Tensor, weights: Weights | None = None, level: Any = None
+    ) -> Tensor:
         """Run one round at w and return the (noisy) summed vector v.
 
-        ``weights`` are broadcast beside w by methods that have users send one gradient.
+        ``weights`` are broadcast beside w by methods that have users send one gradient, ``level``
+        says what users are clipped to where the bound adapts. Where it does not, it is not given.
         """
         ...
 
@@ -71,7 +75,8 @@ class ServerSettings:
     ``normaliser`` is the public constant N that the summed loss gradient is divided by,
     ``tolerance`` is α, ``optimizer`` makes any ``torch.optim`` optimiser for [w];
     ``smallest_count`` is the public number below which a noisy count says nothing, ``count_noise``
-    the standard deviation of the noise on a count; ``tables`` is what is public about released
+    the standard deviation of the noise on a count. ``control`` moves the clip bound, where it
+    adapts; the numbers of counts are then those at C₀. ``tables`` is what is public about released
     confusion tables, None where v has none.
     """
 
@@ -86,6 +91,7 @@ class ServerSettings:
     selection: Rule = "best"
     selection_window: int = 1
     tables: Released | None = None
+    control: BoundControl | None = None
 
 
 @dataclass(frozen=True)
@@ -127,6 +133,7 @@ class Server:
         self._selection = selection.under(selection_of(settings), state.round)
         self.history = list(state.history)
         self._tables = None if settings.tables is None else Tables(settings.tables, self.history)
+        self._u = state.log_bound
         self.diverged: str | None = None
 
     @property
@@ -139,19 +146,31 @@ class Server:
         """What is broadcast beside them."""
         return weights_of(self.settings, self._method)
 
+    @property
+    def broadcast(self) -> tuple[Any, ...]:
+        """What a round is run with: w, the weights and, where it adapts, the bound's level."""
+        control = self.settings.control
+        level = () if control is None else (control.grid.level(self._u),)
+        return (self.w, self.weights, *level)
+
     def take(self, t: int, v: Tensor) -> RoundEvent | None:
         """Take in what round t released; None where the model diverged, and stays what it was."""
-        before = self.w
-        self._method, direction, found, counts = step(self.settings, self._method, v)
+        before, control = self.w, self.settings.control
+        settings = at_bound(self.settings, self._u)
+        self._method, direction, found, counts = step(settings, self._method, v)
         self._parameter.grad = direction
-        self._optimizer.step()
+        descend(self._optimizer, 1.0 if control is None else control.step_factor(self._u))
         after = self.w
         # A sum is finite only if all its terms are.
         if not bool((direction.sum() + after.sum()).isfinite()):
             self.diverged = divergence(t)
             self._parameter.data.copy_(before)
             return None
-        numbers = {name: value.tolist() for name, value in found.items()}
+        numbers: dict[str, Any] = {name: value.tolist() for name, value in found.items()}
+        if control is not None:
+            clipped = numbers["clipped"]
+            numbers |= control.figures(self._u, clipped)
+            self._u = control.moved(self._u, clipped)
         self.history.append(row(t, numbers, self.settings.layout, self._tables))
         self._selection = self._selection.observe(t, before, counts, after)
         return RoundEvent(self.history[-1], after, self.rounds, v)
@@ -165,6 +184,7 @@ class Server:
             self._method,
             self._selection,
             self.history,
+            self._u,
         )
 
     def outcome(self, stopped: str | None) -> Outcome:
@@ -186,8 +206,8 @@ class Serving(Protocol):
         ...
 
     @property
-    def weights(self) -> Weights | None:
-        """What is broadcast beside them."""
+    def broadcast(self) -> tuple[Any, ...]:
+        """What a round is run with: w, what is broadcast beside it."""
         ...
 
     def take(self, t: int, v: Tensor) -> RoundEvent | None:
@@ -215,7 +235,7 @@ def serve(
     stopped, done = None, server.first - 1
     for t in range(server.first, server.rounds + 1):
         try:
-            v = federation.release(t, server.w, server.weights)
+            v = federation.release(t, *server.broadcast)
         except BudgetExhaustedError as error:
             stopped = str(error)
             break
@@ -235,6 +255,25 @@ def serve(
         # The end is a state like any other: a run that goes on later begins from it.
         keeper.keep(server.state())
     return stopped
+
+
+def at_bound(settings: ServerSettings, u: float) -> ServerSettings:
+    """The settings at C₀ · 2^u: counts that are clipped with the gradients have its noise."""
+    control = settings.control
+    if control is None:
+        return settings
+    noise, smallest = control.counts(u, settings.count_noise, settings.smallest_count)
+    return replace(settings, count_noise=noise, smallest_count=smallest)
+
+
+def descend(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    """One step with the learning rates times a factor; its state keeps the rates themselves."""
+    rates = [group["lr"] for group in optimizer.param_groups] if factor != 1.0 else []
+    for group, rate in zip(optimizer.param_groups, rates, strict=False):
+        group["lr"] = rate * factor
+    optimizer.step()
+    for group, rate in zip(optimizer.param_groups, rates, strict=False):
+        group["lr"] = rate
 
 
 def divergence(t: int) -> str:

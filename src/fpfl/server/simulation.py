@@ -90,7 +90,9 @@ class Simulation:
         counts = self.past.participations if self.past is not None else None
         object.__setattr__(self, "participation", self.sampling.participation(counts))
 
-    def release(self, round: int, w: Tensor, weights: Weights | None = None) -> Tensor:
+    def release(
+        self, round: int, w: Tensor, weights: Weights | None = None, level: int | None = None
+    ) -> Tensor:
         """Run one round at w; one that was released before a run was resumed is not run again."""
         if self.past is not None:
             known = self.past.totals.get(round)
@@ -98,11 +100,12 @@ class Simulation:
                 return known.to(w.device, w.dtype)
         if self.past is not None or self.charged:
             self._open(round)
-        total = self.third_party.sum(self.engine.computed(w, self._one_round(), weights), like=w)
+        third_party = self.third_party.at(level)
+        total = third_party.sum(self.engine.computed(w, self._one_round(), weights), like=w)
         # The noise goes on the sum of all processes: it hides what is added before it.
         total = self.ranks.sum(total)
         if self.ranks.first:
-            total = self.third_party.noised(total, round)
+            total = third_party.noised(total, round)
             if self.journal is not None:
                 self.journal.wait()
         # Elsewhere it is still the sum in whole steps: what comes is a number of double precision.

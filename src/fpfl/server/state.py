@@ -21,7 +21,10 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class ServerState:
-    """After ``round`` rounds: w_t, the optimiser's own state, λ, selection, and the history."""
+    """After ``round`` rounds: w_t, the optimiser's own state, λ, selection, and the history.
+
+    ``log_bound`` is u = log₂(C/C₀), where the clip bound adapts.
+    """
 
     round: int
     w: Tensor
@@ -29,6 +32,7 @@ class ServerState:
     method: MethodState
     selection: Selection
     history: list[Row] = field(repr=False)
+    log_bound: float = 0.0
 
 
 CLASSES: dict[str, type] = {

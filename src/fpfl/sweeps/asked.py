@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from fpfl.compat import as_before
 from fpfl.data.federated import FederatedDataset
 from fpfl.fairness.constraints import Constraint
 from fpfl.sweeps.choice import shown
@@ -110,7 +111,9 @@ def described(name: str, value: Any) -> Any:
             "tolerance": value.tolerance,
         }
     if is_dataclass(value) and not isinstance(value, type) and name != "optimizer":
-        inner = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
+        inner = as_before(
+            (field.name, getattr(value, field.name)) for field in fields(value) if field.init
+        )
         return {
             "kind": type(value).__name__,
             **{each: described(each, found) for each, found in inner.items()},

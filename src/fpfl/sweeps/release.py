@@ -91,9 +91,17 @@ class SideBySide:
     ) -> None:
         self.engine, self.third_parties, self.sampled = engine, list(third_parties), list(sampled)
         self.rounds, self.watch = rounds, watch
+        self._now = list(third_parties)  # with the bounds of the present round
 
-    def release(self, round: int, w: Tensor, weights: Weights | None) -> Tensor:
+    def release(
+        self,
+        round: int,
+        w: Tensor,
+        weights: Weights | None = None,
+        level: Sequence[int] | None = None,
+    ) -> Tensor:
         """Run one round of all runs, each at its w, and return their v, (R, size)."""
+        self._at(level or [None] * len(w))
         first = self.third_parties[0]
         kind = torch.int64 if first.rules else torch.float64
         total = w.new_zeros(len(w), first.size, dtype=kind)
@@ -108,6 +116,17 @@ class SideBySide:
         if self.watch is not None:
             self.watch(round)
         return v
+
+    def _at(self, levels: Sequence[int | None]) -> None:
+        """Take the bounds of these levels, where a run's has moved."""
+        for run, (party, level) in enumerate(zip(self.third_parties, levels, strict=True)):
+            own = party.at(level)
+            if own.level == self._now[run].level:
+                continue
+            self._now[run] = own
+            self._bounds[:, run] = self._bounds.new_tensor([rule.bound for rule in own.rules])
+            self._steps[run] = own.steps(self._device)
+            self._grid[run] = _grid(own, self._device)
 
     def _rules(self, rows: UserRows) -> list[ClipRule]:
         """Each row's bounds."""
@@ -146,8 +165,7 @@ class SideBySide:
     @cached_property
     def _grid(self) -> Tensor:
         """The noise's steps, (R, size)."""
-        deviations = [each.noise_stddev for each in self.third_parties]
-        return torch.stack(deviations).to(self._device) * 2.0**-GRID_BITS
+        return torch.stack([_grid(each, self._device) for each in self.third_parties])
 
     def _one_round(self) -> Iterator[Chunk]:
         for chunk in self._reading:
@@ -180,6 +198,11 @@ class SideBySide:
     @cached_property
     def _first(self) -> Ints:
         return np.array([each.first for each in self.sampled], dtype=np.int64)
+
+
+def _grid(party: ThirdParty, device: torch.device) -> Tensor:
+    """A run's own steps of the noise."""
+    return party.noise_stddev.to(device) * 2.0**-GRID_BITS
 
 
 def reads_ahead(device: torch.device) -> bool:

@@ -25,7 +25,9 @@ from fpfl.server.loop import (
     Outcome,
     RoundEvent,
     ServerSettings,
+    at_bound,
     begin,
+    descend,
     divergence,
     row,
     selection_of,
@@ -57,6 +59,7 @@ def shape(settings: ServerSettings) -> tuple[Any, ...]:
             if _has_numbers(method)
             else method
         ),
+        None if settings.control is None else settings.control.joint,
     )
 
 
@@ -144,6 +147,8 @@ class Servers:
         self._step = vmap(_step_of(common, self._kind), in_dims=(0, 0, 0))
         self._weights = vmap(_weights_of(common, self._kind), in_dims=(0, 0))
         self._numbers = own
+        self._u = [0.0] * len(w)
+        self._figures: list[list[dict[str, float]]] = []
         self._found: list[dict[str, Tensor]] = []
         self._alive = torch.ones(len(w), dtype=torch.bool, device=w.device)
         self._ended = torch.full((len(w),), self.rounds + 1, device=w.device)
@@ -165,20 +170,34 @@ class Servers:
         found = self._weights(self._state, self._numbers)
         return Weights(*found)
 
+    @property
+    def broadcast(self) -> tuple[Any, ...]:
+        """What a round is run with: w, the weights and, where they adapt, the bounds' levels."""
+        controls = [each.control for each in self.settings]
+        levels = [
+            control.grid.level(u)
+            for control, u in zip(controls, self._u, strict=True)
+            if control is not None
+        ]
+        return (self.w, self.weights, *([levels] if levels else []))
+
     def take(self, t: int, v: Tensor) -> RoundEvent | None:
         """Take in what round t released, (R, size).
 
         A run whose update is not finite stays as it was, whatever comes.
         """
         before = self.w
-        state, direction, found, counts = self._step(self._state, v, self._numbers)
-        for own, slope, rate in zip(self._w, direction, self._rates or (), strict=False):
-            own.add_(slope, alpha=-rate)  # as `torch.optim.SGD` does, to the last bit
-        for row_of_w, (parameter, optimizer), own in zip(
-            self._w, self._optimizers, direction, strict=False
+        state, direction, found, counts = self._step(self._state, v, self._numbers_now())
+        factors = self._step_factors()
+        for own, slope, rate, factor in zip(
+            self._w, direction, self._rates or (), factors, strict=False
+        ):
+            own.add_(slope, alpha=-(rate * factor))  # as `torch.optim.SGD` does, to the last bit
+        for row_of_w, (parameter, optimizer), own, factor in zip(
+            self._w, self._optimizers, direction, factors, strict=False
         ):
             parameter.grad = own
-            optimizer.step()
+            descend(optimizer, factor)
             if parameter.data_ptr() != row_of_w.data_ptr():  # it has put new numbers in its place
                 row_of_w.copy_(parameter.detach())
         finite = (direction.sum(dim=1) + self._w.sum(dim=1)).isfinite()
@@ -190,8 +209,39 @@ class Servers:
             for name, old in self._state.items()
         }
         self._found.append(found)
+        self._move_bounds(found)
         self._observe(t, before, counts)
         return RoundEvent({"round": t}, self._w, self.rounds, v)
+
+    def _numbers_now(self) -> dict[str, Tensor]:
+        """The numbers that the runs differ in, with the noise of counts at each run's bound."""
+        control = self.settings[0].control
+        if control is None or not control.joint:
+            return self._numbers
+        now = [at_bound(each, u) for each, u in zip(self.settings, self._u, strict=True)]
+        return self._numbers | {
+            name: torch.tensor(
+                [getattr(each, name) for each in now], dtype=self._w.dtype, device=self._w.device
+            )
+            for name in ("smallest_count", "count_noise")
+        }
+
+    def _step_factors(self) -> list[float]:
+        """What each run's learning rate is multiplied by in this round."""
+        controls = zip((each.control for each in self.settings), self._u, strict=True)
+        return [1.0 if control is None else control.step_factor(u) for control, u in controls]
+
+    def _move_bounds(self, found: dict[str, Tensor]) -> None:
+        """Each run's clip bound, where it adapts; what its row says of it."""
+        if self.settings[0].control is None:
+            return
+        moved, figures = [], []
+        for each, u, clipped in zip(self.settings, self._u, found["clipped"].tolist(), strict=True):
+            assert each.control is not None  # of one shape with the first
+            figures.append(each.control.figures(u, clipped))
+            moved.append(each.control.moved(u, clipped))
+        self._u = moved
+        self._figures.append(figures)
 
     def state(self) -> ServerState:
         """Sweeps keep finished runs alone."""
@@ -212,8 +262,14 @@ class Servers:
     def _outcome(self, run: int, ended: int, found: dict[str, list[Any]]) -> Outcome:
         settings, done = self.settings[run], min(ended - 1, self.rounds)
         tables = None if settings.tables is None else Tables(settings.tables)
+        figures = [each[run] for each in self._figures] or [{}] * done
         history = [
-            row(t + 1, {name: values[t] for name, values in found.items()}, settings.layout, tables)
+            row(
+                t + 1,
+                {name: values[t] for name, values in found.items()} | figures[t],
+                settings.layout,
+                tables,
+            )
             for t in range(done)
         ]
         selection = selection_of(settings)

@@ -285,7 +285,8 @@ def prepare(
     if plan is not None:
         check_declared(plan.neighbours, declared["population_declared"])
     source = SystemNoise() if noise_seed is None else SeededNoise(noise_seed)
-    third_party = ThirdParty(spec.layout.slices, spec.blocks, plan, source)
+    grid = None if spec.clipping is None else spec.clipping.grid
+    third_party = ThirdParty(spec.layout.slices, spec.blocks, plan, source, grid=grid)
     chosen = chosen_sampling(sampling, plan, data, spec.cohort)
     more = {
         "sampling": type(chosen).__name__,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fpfl.aggregation.clipping import ClipRule, clip_rules
-from fpfl.compat import written
+from fpfl.compat import as_before, written
 from fpfl.data.federated import FederatedDataset
 from fpfl.data.schema import Schema
 from fpfl.fairness.confusion import Released, collapsed_in_training, training_verdict
@@ -27,7 +27,8 @@ from fpfl.methods import MMDM, Method, ReweightingMethod, Unconstrained
 from fpfl.methods.base import Surrogate
 from fpfl.privacy.plan import Block, PrivacyPlan
 from fpfl.privacy.sampling import FixedSizeSampling, PoissonSampling
-from fpfl.privacy.settings import Clipping, Privacy, Sampling
+from fpfl.privacy.settings import JOINT, Clipping, Privacy, Sampling
+from fpfl.server.bound import BoundControl
 from fpfl.server.loop import OptimizerFactory, ServerSettings
 from fpfl.server.selection import Rule
 from fpfl.server.state import Row
@@ -225,6 +226,7 @@ class TrainingSpec:
             selection=self.selection,
             selection_window=self.selection_window,
             tables=self._tables(noisy),
+            control=self._control,
         )
 
     def _tables(self, noisy: Noisy) -> Released | None:
@@ -237,6 +239,13 @@ class TrainingSpec:
         known = [float(each) for each in bounds if each is not None]
         most = min(known) if known else self.schema.samples_per_user or 1.0
         return Released(classes, self.rounds, noise, max(1.0, most))
+
+    @property
+    def _control(self) -> BoundControl | None:
+        """What moves the clip bound, where it adapts."""
+        if self.clipping is None or self.clipping.grid is None:
+            return None
+        return BoundControl(self.clipping.grid, self.cohort, joint=self.clipping.counts is None)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -275,7 +284,7 @@ def layout_of(
         constraint,
         constraint.bind(schema.attributes) if constraint else None,
         basis="split" if clipping is not None and clipping.counts else "paper",
-        clipped=clipping is not None and clipping.clipped_share is not None,
+        clipped=clipping is not None and clipping.counting_share is not None,
         form="one-gradient" if isinstance(method, ReweightingMethod) else "paper",
         classes=table_classes(schema.classes) if table else None,
     )
@@ -568,6 +577,9 @@ def noise_notes(
     stddev = count_noise(third_party, layout)
     apart = layout.basis == "split"
     stddev *= 2.0**0.5 if apart else 1.0  # n' is the sum of two noisy numbers there
+    joint = next((b.bound for b in third_party.plan.blocks if b.name == JOINT), None)
+    if joint is not None:  # a bound that adapts takes the noise of counts with it
+        stddev *= sum(row.get("clip_bound", joint) for row in history) / (len(history) * joint)
     dominated = []
     for rate in layout.rates:
         means = {
@@ -616,7 +628,7 @@ def plain_value(value: Any) -> Any:
         return value
     if is_dataclass(value) and not isinstance(value, type):
         kind = type(value).__name__
-        found = asdict(value).items()
+        found = asdict(value, dict_factory=as_before).items()
         numbers = {n: v.tolist() if isinstance(v, Tensor | np.ndarray) else v for n, v in found}
         return {"kind": kind, **written(kind, numbers)}
     return repr(value)
