@@ -11,6 +11,7 @@ A page has markers, and what stands between them is made by this script:
     <!-- digits: table femnist -->               one of scripts/digits_tables.py, of results files
     <!-- federation: figures -->                 one of scripts/federation_tables.py
     <!-- estimator: fairlearn -->                one of scripts/estimator_tables.py
+    <!-- tables: bars -->                       a part of fpfl.experiments.people.report
     <!-- end -->
 
 ``python scripts/fill_docs.py`` rewrites the pages, ``--check`` only says whether they are up to
@@ -39,7 +40,7 @@ RESULTS = ROOT / "docs" / "results"
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("howto/*.md"))]
 BLOCK = re.compile(
-    r"(<!-- (results|compare|demo|bench|audit|robust|digits|federation|estimator)"
+    r"(<!-- (results|compare|demo|bench|audit|robust|digits|federation|estimator|tables)"
     r"(?:: ([^>]*?))? -->\n).*?(<!-- end -->)",
     re.S,
 )
@@ -86,6 +87,8 @@ def render(kind: str, argument: str) -> str:
         return federation_tables.TABLES[argument.strip()]()
     if kind == "estimator":
         return estimator_tables.TABLES[argument.strip()]()
+    if kind == "tables":
+        return people_table(argument.strip())
     if kind == "digits":
         what, *names = argument.split()
         return digits_tables.TABLES[what](names)
@@ -129,6 +132,18 @@ def bench_table(what: str) -> str:
     if what == "ratios" and found["about_scaling"] != found["about"]:
         sources.append(found["about_scaling"])  # from the populations on
     return "\n\n".join([table(found), *map(report.provenance, sources)]) + "\n"
+
+
+def people_table(name: str) -> str:
+    """A part of the page about other people's tables; says so where nothing was run yet."""
+    sys.path.insert(0, str(ROOT / "src"))
+    from fpfl.experiments.people.report import PARTS
+    from fpfl.experiments.people.runner import read_results
+
+    found = read_results(RESULTS / "tables" / "results.json")
+    if not found["results"]:
+        return "No results are committed yet.\n"
+    return PARTS[name](found["results"], found["about"])
 
 
 def audit_table(name: str) -> str:

@@ -19,7 +19,7 @@ import torch
 from conftest import some
 from twins import CASES, CHECKED, LEVEL, WHOLE
 
-from fpfl import Clipping, FederatedAveraging, OneGradient, Privacy
+from fpfl import AdaptiveBound, Clipping, FederatedAveraging, OneGradient, Privacy
 from fpfl.audit import (
     ATTACKS,
     CHECKS,
@@ -226,6 +226,7 @@ def test_p_values_of_independent_noise_are_no_smaller_than_they_say() -> None:
 # --- The canaries -------------------------------------------------------------------------------
 
 SPLIT = Clipping(1.5, counts=2.0, clipped_share=0.05)
+ADAPTS = Clipping(1.5, counts=2.0, adapts=AdaptiveBound(0.1, rate=3.0, share=0.05))
 
 
 @pytest.mark.parametrize("neighbours", ["zero-out", "replace-one"])
@@ -241,6 +242,9 @@ SPLIT = Clipping(1.5, counts=2.0, clipped_share=0.05)
         (HeavyUser("selection"), SPLIT, True),
         (HeavyUser("clipped"), SPLIT, False),
         (HeavyUser("clipped"), SPLIT, True),
+        (GradientCanaries(), ADAPTS, True),
+        (HeavyUser("counts"), ADAPTS, True),
+        (HeavyUser("clipped"), ADAPTS, True),
     ],
     ids=str,
 )
@@ -269,7 +273,9 @@ def test_a_canary_sends_what_its_score_expects(attack, clip, constraint, neighbo
 @pytest.mark.parametrize("neighbours", ["zero-out", "replace-one"])
 @pytest.mark.parametrize("local", [None, FederatedAveraging(3, 0.1)], ids=["", "local steps"])
 @pytest.mark.parametrize("groups", [2, 17])
-@pytest.mark.parametrize("clip", [Clipping(1.5), SPLIT, 1.5], ids=["joint", "split", "number"])
+@pytest.mark.parametrize(
+    "clip", [Clipping(1.5), SPLIT, 1.5, ADAPTS], ids=["joint", "split", "number", "adapts"]
+)
 def test_a_canary_of_one_gradient_sends_it_whatever_the_weights(
     clip, groups, local, neighbours
 ) -> None:
@@ -357,6 +363,8 @@ HERE = (
     "noise halved",
     "fairness counts not clipped",
     "FPFL-1G: multipliers from counts before the noise",
+    "a bound that adapts: noise of the first round's",
+    "a bound that adapts: a hundredth of the noise on who is clipped",
 )
 
 
@@ -411,7 +419,7 @@ def test_the_papers_epsilon_at_face_value_is_refuted_and_the_honest_one_is_not()
 def test_the_table_runs_every_convention_and_attack(tmp_path) -> None:
     settings = default_settings(canaries=20, runs=8, rounds=3)
     levels = [1.0 - setting.confidence for setting in settings.values()]
-    assert levels == pytest.approx([(1.0 - CONFIDENCE) / (len(settings) + len(CHECKS))] * 21)
+    assert levels == pytest.approx([(1.0 - CONFIDENCE) / (len(settings) + len(CHECKS))] * 24)
     assert {setting.attack.name for setting in settings.values()} == set(ATTACKS)
     assert {s.privacy.convention for s in settings.values()} == {"poisson", "replace-one", "paper"}
     assert set(default_settings(convention="replace-one")) == {"fixed cohorts"}

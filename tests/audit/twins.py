@@ -28,7 +28,7 @@ from torch import Tensor
 import fpfl.aggregation.sums
 import fpfl.numerics.summing
 import fpfl.training.session
-from fpfl import Clipping, FederatedAveraging, OneGradient, Privacy
+from fpfl import AdaptiveBound, Clipping, FederatedAveraging, OneGradient, Privacy
 from fpfl.aggregation.clipping import ClipRule
 from fpfl.aggregation.noise import SeededNoise, SystemNoise
 from fpfl.aggregation.sums import ThirdParty
@@ -195,6 +195,49 @@ def without_noise(*names: str) -> Twin:
             return released
 
         patch.setattr(ThirdParty, "noised", partly)
+
+    return broken
+
+
+def less_noise(name: str, factor: float) -> Twin:
+    """A part of v has a part of its noise."""
+
+    def broken(patch: pytest.MonkeyPatch) -> None:
+        noised = ThirdParty.noised
+
+        def partly(self: ThirdParty, total: Tensor, *args: Any, **how: Any) -> Tensor:
+            released = noised(self, total, *args, **how).clone()
+            place, exact = self.places[name], in_units(self, total).to(released.dtype)
+            released[place] = exact[place] + (released[place] - exact[place]) / factor
+            return released
+
+        patch.setattr(ThirdParty, "noised", partly)
+
+    return broken
+
+
+def noise_of_the_first_bound(patch: pytest.MonkeyPatch) -> None:
+    """Users are clipped to a bound that has grown, and the noise is that of the first round."""
+    at = ThirdParty.at
+
+    def wrong(self: ThirdParty, level: int | None) -> ThirdParty:
+        other = at(self, level)
+        if other is not self:
+            other.__dict__["noise_stddev"] = self.noise_stddev
+            other._steps.clear()
+        return other
+
+    patch.setattr(ThirdParty, "at", wrong)
+
+
+def clipped_to_more(factor: float) -> Twin:
+    """Users are clipped to more than the level that the noise is of."""
+
+    def broken(patch: pytest.MonkeyPatch) -> None:
+        right = fpfl.aggregation.sums.at_bound
+        patch.setattr(
+            fpfl.aggregation.sums, "at_bound", lambda rules, bound: right(rules, factor * bound)
+        )
 
     return broken
 
@@ -402,6 +445,16 @@ WHOLE = AuditSettings(
 ALONE = replace(WHOLE, runs=80)
 COMPANY = replace(ALONE, privacy=Privacy(epsilon=1.0))
 BLOCKS = Privacy(epsilon=1.0, delta=9e-3, clip=Clipping(1.0, counts=2.0, clipped_share=0.05))
+# Everybody is clipped, and nearly nobody should be: the bound grows by a factor of 2 to 4 a round.
+GROWING = replace(
+    WHOLE,
+    privacy=Privacy(
+        epsilon=1.0,
+        delta=9e-3,
+        clip=Clipping(1.0, adapts=AdaptiveBound(0.05, rate=2.0, share=0.05)),
+    ),
+    rounds=10,
+)
 # FPFL-1G, with canaries who are all in the group that is served badly: from the second round on
 # their weight is about 3 or more.
 SINGLE = AuditSettings(
@@ -445,6 +498,26 @@ CASES = {
     "number of clipped users without noise": (
         without_noise("clipped"),
         replace(ALONE, privacy=BLOCKS, attack=HeavyUser("clipped")),
+    ),
+    "a bound that adapts: noise of the first round's": (
+        noise_of_the_first_bound,
+        replace(GROWING, runs=80),
+    ),
+    "a bound that adapts: clipped to more than the noise is of": (
+        clipped_to_more(10.0),
+        replace(GROWING, runs=80),
+    ),
+    "a bound that adapts: a hundredth of the noise on who is clipped": (
+        less_noise("clipped", 100.0),
+        replace(
+            ALONE,
+            privacy=Privacy(
+                epsilon=1.0,
+                delta=9e-3,
+                clip=Clipping(1.0, counts=2.0, adapts=AdaptiveBound(0.5, share=0.5)),
+            ),
+            attack=HeavyUser("clipped"),
+        ),
     ),
     "totals divided by the true size of the cohort": (
         divided_by_the_cohort,
@@ -499,6 +572,7 @@ CASES = {
 }
 
 GRID, ENOUGH = "released numbers on the grid", "as much noise as promised"
+PROPORTION = "noise in proportion to a bound that adapts"
 NEW_NOISE, OWN_NOISE = "noise new in each round and run", "noise of each number its own"
 POISSON, NEW_COHORTS = "Poisson cohorts by q", "cohorts new in each round and run"
 FIXED = "fixed cohorts by their size"
@@ -510,6 +584,7 @@ CHECKED: dict[str, tuple[Twin, str]] = {
     "one noise for all numbers": (one_noise_for_all_numbers, OWN_NOISE),
     "noise in floats, off the grid": (noise_in_floats, GRID),
     "counts without noise": (without_noise("F", "n"), ENOUGH),
+    "a bound that adapts: noise of the first round's": (noise_of_the_first_bound, PROPORTION),
     "cohorts from a constant seed": (cohorts_of_a_constant_seed, NEW_COHORTS),
     "always the same cohort": (cohort_that_stays, NEW_COHORTS),
     "cohorts drawn with 1.5 q": (more_than_q, POISSON),

@@ -471,6 +471,22 @@ def test_settings_of_numpys_types_are_kept_as_given() -> None:
 
 
 @dominated
+@dominated
+def test_a_clip_bound_may_find_itself() -> None:
+    """Cloned, fitted and pickled like any other setting."""
+    X, y, s, users = people()
+    clip = fpfl.Clipping(0.05, counts=1.0, adapts=fpfl.AdaptiveBound(0.1, rate=0.5))
+    estimator = clone(FairPrivateClassifier(epsilon=4.0, clip=clip, rounds=30))
+    assert estimator.get_params()["clip"] == clip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # so few users
+        estimator.fit(X, y, sensitive_features=s["sex"], users=users)
+    history = estimator.run_.history
+    assert history[0]["clip_bound"] == 0.05
+    assert history[-1]["clip_bound"] > 0.05  # everybody was clipped
+    assert same(pickle.loads(pickle.dumps(estimator)), estimator, X)
+
+
 def test_a_weighted_row_has_room_below_the_clip_bound() -> None:
     X, y, s, _ = people(100)
     estimator = FairPrivateClassifier(epsilon=3.0, rounds=2, feature_range=RANGE)
@@ -501,7 +517,7 @@ def test_a_search_over_epsilon_adds_up(tmp_path: Path, monkeypatch: pytest.Monke
     with PopulationLedger.open(file, write=False) as ledger:
         runs = ledger.by_run()
         assert len(runs) == 2 * 2 * 2 + 1
-        assert {run["rounds"] for run in runs.values()} == {4}
+        assert {run["rounds"] for run in runs.values()} == {1 + 4}  # the inputs are measured first
         # A fit by itself is far from what all of them cost.
         assert ledger.spent > 1.5 * max(run["epsilon"] for run in runs.values())
         spent, charges, budget = ledger.spent, ledger.charges(), ledger.filter
@@ -511,7 +527,7 @@ def test_a_search_over_epsilon_adds_up(tmp_path: Path, monkeypatch: pytest.Monke
 
     kept = search.best_estimator_.privacy_
     cost = fpfl.tuning_cost(file, chosen=kept)
-    assert (len(cost.fits), cost.rounds) == (9, 36)
+    assert (len(cost.fits), cost.rounds) == (9, 45)
     # What every mechanism costs, added up from the charges themselves.
     assert cost.epsilon == pytest.approx(spent) == pytest.approx(budget.spent(charges))
     assert cost.share == pytest.approx(sum(fit.share for fit in cost.fits))
@@ -526,7 +542,7 @@ def test_a_search_over_epsilon_adds_up(tmp_path: Path, monkeypatch: pytest.Monke
     # One more fit is one more charge, and told apart from what was before it.
     clone(search.best_estimator_).fit(X, y, sensitive_features=s["sex"], users=users)
     after = fpfl.tuning_cost(file, since=cost)
-    assert (len(after.fits), after.rounds) == (1, 4)
+    assert (len(after.fits), after.rounds) == (1, 5)
     assert after.epsilon == pytest.approx(after.fits[0].epsilon)
     assert after.before == pytest.approx(cost.share)
     assert after.left == pytest.approx(1 - cost.share - after.share)

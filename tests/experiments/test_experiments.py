@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from fpfl.experiments import runner, together
 from fpfl.experiments.__main__ import main
 from fpfl.experiments.adult import CHANGES, CONSTRAINTS, SeparateGradients, with_loss
 from fpfl.experiments.rows import _method as method_of
+from fpfl.experiments.rows import run_rows
 from fpfl.experiments.tables import TABLES, Options, load_table, matches, override
 from fpfl.experiments.together import MOST, groups_of
 from fpfl.methods import REGISTER, MethodState
@@ -204,7 +206,8 @@ def test_together_and_one_by_one_are_the_same_but_for_rounding(capsys) -> None:
 def test_a_worker_that_fails_gives_what_it_has() -> None:
     rows = [dataclasses.replace(r, rounds=2) for r in load_table("adult-central")[:1]]
     bad = dataclasses.replace(rows[0], learning_rate=1e30)
-    found, error = runner._run_share([(rows[0], 0), (bad, 0)], Options(), True)
+    compute = partial(run_rows, options=Options(), apart=True)
+    found, error = together._share(compute, [(rows[0], 0), (bad, 0)])
     assert [place for place, _ in found] == [0]
     assert "diverged" in str(error)
 

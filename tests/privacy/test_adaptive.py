@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from conftest import thorough
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import fpfl
@@ -81,12 +82,13 @@ def test_an_end_is_left_at_once() -> None:
 
 
 @given(
-    st.floats(0.05, 0.95),
+    st.floats(0.1, 0.9),
     st.floats(-3.0, 3.0),
     st.floats(0.1, 1.5),
-    st.floats(0.02, 0.5),
+    st.floats(0.1, 0.5),
     st.integers(0, 2**32 - 1),
 )
+@settings(max_examples=thorough(40, 200))
 def test_without_noise_the_bound_goes_to_the_quantile(target, where, spread, rate, seed) -> None:
     """Users' norms are lognormal: in the end C clips τ of them, up to a level of the grid."""
     norms = np.sort(np.exp(np.random.default_rng(seed).normal(where, spread, 2000)))
@@ -96,7 +98,7 @@ def test_without_noise_the_bound_goes_to_the_quantile(target, where, spread, rat
         return len(norms) - int(np.searchsorted(norms, bound, side="right"))
 
     u, seen = 0.0, []
-    for _ in range(int(120 / rate / min(target, 1 - target))):
+    for _ in range(int(40 / rate / min(target, 1 - target))):
         bits = clipped(control.bound(u))
         assert control.fraction(bits - len(norms) / 2) == pytest.approx(bits / len(norms))
         u = control.moved(u, bits - len(norms) / 2)
@@ -184,3 +186,32 @@ def test_what_cannot_be_is_refused(given_, said) -> None:
 def test_the_share_is_given_once() -> None:
     with pytest.raises(ValueError, match=r"AdaptiveBound\(share=...\)"):
         Clipping(1.0, clipped_share=0.05, adapts=AdaptiveBound(0.5))
+
+
+def test_a_number_is_no_adaptive_bound() -> None:
+    with pytest.raises(ValueError, match=r"adapts is 0.1; expected something like AdaptiveBound"):
+        Clipping(1.0, adapts=0.1)  # type: ignore[arg-type]
+
+
+def test_runs_of_a_sweep_may_differ_in_what_the_bound_aims_at() -> None:
+    from fpfl.sweeps.grid import with_settings
+
+    private = fpfl.Privacy(epsilon=1.0, clip=Clipping(1.0, adapts=AdaptiveBound(0.5)))
+    runs = fpfl.grid(privacy__clip__adapts__target=[0.1, 0.3])
+    found = [with_settings({"privacy": private}, run)["privacy"].clip.adapts for run in runs]
+    assert found == [AdaptiveBound(0.1), AdaptiveBound(0.3)]
+
+
+def test_settings_without_it_are_written_as_before() -> None:
+    """Files and fingerprints of runs whose bound is fixed do not know that there is another."""
+    from fpfl.sweeps.asked import described
+    from fpfl.training.spec import plain_value
+
+    fixed = Clipping(1.0, counts=2.0)
+    names = {"kind", "bound", "counts", "selection", "counts_share", "selection_share",
+             "clipped_share"}  # fmt: skip
+    assert set(plain_value(fixed)) == set(described("clip", fixed)) == names
+    assert set(plain_value(fpfl.Privacy(1.0, clip=fixed))["clip"]) == names - {"kind"}
+    moving = replace(fixed, adapts=AdaptiveBound(0.1))
+    for found in (plain_value(moving), described("clip", moving)):
+        assert found["adapts"]["target"] == 0.1

@@ -108,6 +108,40 @@ def test_a_seeded_run_survives_a_kill_at_every_call_that_changes_a_file(
     assert n > 100
 
 
+def test_a_bound_that_adapts_survives_kills(tmp_path: Path) -> None:
+    """Killed again and again at other calls: the same course of the bound, the same model."""
+    import fpfl
+
+    adapts = fpfl.AdaptiveBound(0.3, rate=0.8, reference=0.5, share=0.1)
+    clip = fpfl.Clipping(0.1, counts=1.0, adapts=adapts)
+    more = {
+        "privacy": fpfl.Privacy(noise_multiplier=1.0, clip=clip, max_participations=20),
+        "method": fpfl.OneGradient(),
+    }
+
+    def run(folder: Path, evidence: Path, call: int | None) -> int | None:
+        given = (str(folder), str(evidence), 5)
+        process = killing.start(*given, **more) if call is None else killing.FORKS.Process(
+            target=killing.train_and_die, args=(call, call % 2 == 0, *given), kwargs=more
+        )  # fmt: skip
+        if call is not None:
+            process.start()
+        process.join()
+        return process.exitcode
+
+    assert run(tmp_path / "whole", tmp_path / "whole-evidence", None) == 0
+    history = outcome(tmp_path / "whole")[1]
+    assert len({row["clip_bound"] for row in history}) > 5
+    chosen, folder, evidence = random.Random(3), tmp_path / "run", tmp_path / "evidence"
+    kills = 0
+    while run(folder, evidence, chosen.randint(30, 130)) != 0:
+        kills += 1
+        check_whole(folder, evidence, 5)
+        assert kills < 100, "it gets nowhere"
+    assert kills > 3
+    assert outcome(folder) == outcome(tmp_path / "whole")
+
+
 def test_an_unseeded_run_replays_what_it_released_and_never_pays_less(tmp_path: Path) -> None:
     """Its noise is fresh after a crash: lost rounds are charged again, and the budget is kept."""
     chosen = random.Random(2)

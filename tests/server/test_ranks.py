@@ -27,7 +27,8 @@ from torch import nn
 sys.path.insert(0, {tests!r})
 from conftest import make_population
 from pathlib import Path
-from fpfl import Clipping, FederatedAveraging, OneGradient, Privacy, RunFolder, fnr_parity
+from fpfl import AdaptiveBound, Clipping, FederatedAveraging, OneGradient, Privacy, RunFolder
+from fpfl import fnr_parity
 from fpfl.server.ranks import join
 from fpfl.runs.journal import withdraw
 from fpfl.training import train
@@ -54,6 +55,8 @@ for kind in {kinds!r}:
         continue
     one = kind.startswith("one gradient")
     clip = Clipping(1.0, counts=1.0) if one else 1.0
+    if kind == "one gradient, adapts":
+        clip = Clipping(0.3, counts=1.0, adapts=AdaptiveBound(0.3, rate=1.0, share=0.05))
     run = train(model, make_population(users=60, mean=4.0, seed=ranks.rank * (kind == "different")),
                 cohort=25, rounds=12, learning_rate=0.5, constraint=fnr_parity("sex"),
                 privacy=None if kind == "plain" else Privacy(noise_multiplier=1.0, clip=clip),
@@ -64,7 +67,8 @@ for kind in {kinds!r}:
     vectors[kind] = torch.cat([p.detach().flatten() for p in run.model.parameters()]).tolist()
 print("RESULT" + json.dumps([ranks.rank, ranks.size, vectors]), flush=True)
 """
-SEEDED = ("plain", "private", "part", "dropout", "one gradient", "one gradient, local")
+SEEDED = ("plain", "private", "part", "dropout", "one gradient", "one gradient, local",
+          "one gradient, adapts")  # fmt: skip
 ALL = (*SEEDED, "unseeded", "unseeded again", "kept")
 Models = dict[str, list[float]]
 

@@ -113,8 +113,10 @@ class HeavyUser:
             raise ValueError(
                 "there are no fairness counts without a constraint; use constraint=True"
             )
-        if self.block == CLIPPED and setup.clipping.clipped_share is None:
-            raise ValueError("clipped users are not counted; use Clipping(clipped_share=...)")
+        if self.block == CLIPPED and setup.clipping.counting_share is None:
+            raise ValueError(
+                "clipped users are not counted; use Clipping(clipped_share=...) or adapts=..."
+            )
         return 1
 
     def scene(self, coins: NDArray[np.bool_], setup: Setup) -> Scene:
@@ -148,6 +150,10 @@ class HeavyUser:
             table = seen.v[:, places["table"]]
             heads, tails = table[:, 2:3], table[:, :1]
             heads = heads - seen.q * 2 * min(1.0, bound)
+        elif setup.clipping.adapts is not None:
+            # Who is not clipped, as the two others, sends −½; heads sends ½.
+            heads = seen.v[:, places["clipped"]] + seen.q * 2 * bound
+            tails = -heads
         else:
             heads, tails = seen.v[:, places["clipped"]], np.full((len(seen.v), 1), bound / 2)
         if not setup.replaced:

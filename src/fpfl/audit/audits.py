@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fpfl.aggregation.clipping import clip_rules
 from fpfl.audit.attacks import GradientCanaries
 from fpfl.audit.setup import CONSTRAINT, Attack, Scene, Seen, Setup
 from fpfl.audit.statistics import lower_bound, surest
 from fpfl.methods import Method
 from fpfl.privacy.conventions import checked_pair
-from fpfl.privacy.settings import Privacy
+from fpfl.privacy.settings import GRADIENTS, JOINT, Privacy
 from fpfl.privacy.statement import PrivacyStatement
 from fpfl.server.loop import RoundEvent
 from fpfl.training import train
@@ -240,7 +241,7 @@ def released(scene: Scene, setting: AuditSettings) -> Seen:
             "of v has changed, and fpfl.audit.setup.Setup.places with it must"
         )
     return Seen(
-        v=np.stack([_numbers(event.v) for event in events]),
+        v=_by_the_first_bound(events, scene, setting),
         w=np.stack([_numbers(event.w) for event in events]),
         start=_numbers(next(model.parameters()).detach().reshape(-1)),
         kept=_numbers(next(run.model.parameters()).detach().reshape(-1)),
@@ -248,6 +249,24 @@ def released(scene: Scene, setting: AuditSettings) -> Seen:
         q=cohort / data.population,
         multipliers=np.stack([_multipliers(event) for event in events]),
     )
+
+
+def _by_the_first_bound(
+    events: list[RoundEvent], scene: Scene, setting: AuditSettings
+) -> NDArray[np.float64]:
+    """The totals, (rounds, size); what is clipped to a bound that adapts, times C₀/C_t.
+
+    Both are public. Bound and noise are then those of the first round in all of them.
+    """
+    v, setup = np.stack([_numbers(event.v) for event in events]), setting.setup
+    if setup.clipping.adapts is None:
+        return v
+    factors = np.array([setup.clipping.bound / event.row["clip_bound"] for event in events])
+    blocks = setup.clipping.blocks(constrained=setup.constraint is not None, selection=True)
+    for rule in clip_rules(blocks, setup.places(scene.parameters)):
+        for place in rule.places if rule.name in (JOINT, GRADIENTS) else ():
+            v[:, place] *= factors[:, None]
+    return v
 
 
 def _with_threshold(

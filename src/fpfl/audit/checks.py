@@ -28,6 +28,7 @@ from fpfl.aggregation.sums import grid_stddev
 from fpfl.audit.attacks import SilentUser
 from fpfl.audit.audits import AuditSettings, released
 from fpfl.audit.setup import NOBODY, Scene, Seen, User, steps
+from fpfl.privacy.adaptive import AdaptiveBound
 from fpfl.privacy.settings import Clipping, Privacy
 
 Finding = tuple[float, str]
@@ -84,15 +85,23 @@ _NOISE = AuditSettings(
     constraint=True,
 )
 _WIDTH = 500
+# Without users the fraction is about a half: this bound grows by a factor of about 2.5 a round.
+_ADAPTING = replace(
+    _NOISE,
+    privacy=Privacy(
+        epsilon=2.0,
+        clip=Clipping(1.0, counts=2.0, adapts=AdaptiveBound(0.05, rate=3.0, share=0.05)),
+    ),
+)
 
 
-def _empty_runs() -> list[Seen]:
+def _empty_runs(setting: AuditSettings = _NOISE) -> list[Seen]:
     """Runs on users without samples: their sum is 0, and what is released is the noise.
 
     In double precision, so that nothing is rounded off it.
     """
     scene = Scene((NOBODY,) * 10, _WIDTH, steps(0.0), dtype=torch.float64)
-    return [released(scene, _NOISE) for _ in range(NOISE_RUNS)]
+    return [released(scene, setting) for _ in range(NOISE_RUNS)]
 
 
 def on_the_grid() -> Finding:
@@ -115,7 +124,15 @@ def enough_noise() -> Finding:
 
     Σ (x/s)² of N numbers is χ²(N) where they are N(0, s²), and larger with more noise.
     """
-    runs = _empty_runs()
+    return _as_promised(_empty_runs())
+
+
+def enough_for_the_bound() -> Finding:
+    """The same where the clip bound adapts: in every round, in proportion to C_t."""
+    return _as_promised(_empty_runs(_ADAPTING))
+
+
+def _as_promised(runs: list[Seen]) -> Finding:
     findings = []
     for name, numbers in _by_block(runs).items():
         _, noise = runs[0].bound_and_noise(name)
@@ -344,6 +361,7 @@ def any_company() -> Finding:
 CHECKS: dict[str, Callable[[], Finding]] = {
     "released numbers on the grid": on_the_grid,
     "as much noise as promised": enough_noise,
+    "noise in proportion to a bound that adapts": enough_for_the_bound,
     "noise new in each round and run": new_noise,
     "noise of each number its own": noise_of_its_own,
     "Poisson cohorts by q": poisson_cohorts,

@@ -145,7 +145,8 @@ class Seen:
     """All that a run released: totals v_t, models w_t, the model it kept, and its promise.
 
     ``start`` is w_0, which is public, like the cohort's expected share q of the population.
-    ``multipliers`` are the history's λ_t, one row for each round; none without a constraint.
+    ``multipliers`` are the history's λ_t, one row for each round; none without a constraint. Where
+    a clip bound adapts, what is clipped to it is in v in units of the first round's.
     """
 
     v: NDArray[np.float64]

@@ -23,6 +23,7 @@ from fpfl.audit.attacks import (
 from fpfl.audit.audits import AuditResult, AuditSettings, audit
 from fpfl.audit.checks import CHECKS, CheckResult, run_check
 from fpfl.methods import OneGradient
+from fpfl.privacy.adaptive import AdaptiveBound
 from fpfl.privacy.conventions.base import REGISTER
 from fpfl.privacy.settings import Clipping, Privacy
 from fpfl.users.local import FederatedAveraging
@@ -88,6 +89,9 @@ def default_settings(
     clipped = other(alone, Clipping(1.0, counts=2.0, counts_share=0.01, clipped_share=0.9))
     selection = other(alone, Clipping(1.0, counts_share=0.01, selection_share=0.9))
     split = Clipping(1.0, counts=2.0, clipped_share=0.05)
+    # The bound moves by factors of 2 to 4 a round: all canaries are clipped, and few are aimed at.
+    adapts = AdaptiveBound(0.1, rate=2.0)
+    counted = AdaptiveBound(0.5, share=0.9)
     # FPFL-1G with the split that `fpfl.suggest` makes; a group for each canary, so that its counts
     # can be seen as well as its gradient.
     single = replace(
@@ -119,6 +123,15 @@ def default_settings(
         "FPFL-1G, multipliers": replace(single_counts, attack=ShownMultipliers()),
         "fairness counts": replace(counts, attack=HeavyUser("counts"), constraint=True),
         "number of clipped users": replace(clipped, attack=HeavyUser("clipped")),
+        "a bound that adapts": other(poisson, Clipping(1.0, adapts=adapts)),
+        "FPFL-1G, a bound that adapts": replace(
+            single,
+            privacy=replace(single.privacy, clip=replace(single.privacy.clipping, adapts=adapts)),
+        ),
+        "number of clipped users, a bound that adapts": replace(
+            other(alone, Clipping(1.0, counts=2.0, counts_share=0.01, adapts=counted)),
+            attack=HeavyUser("clipped"),
+        ),
         "selection's counts": replace(selection, attack=HeavyUser("selection")),
         "selection of a model": replace(selection, attack=KeptModel(), rounds=8),
         "size of a cohort": replace(alone, attack=CohortSize()),

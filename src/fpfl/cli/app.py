@@ -176,7 +176,9 @@ def privacy(
 @app.command()
 def reproduce(
     table: str,
-    seeds: Annotated[int, typer.Option(help="How many seeds, from 0.")] = 1,
+    seeds: Annotated[
+        int | None, typer.Option(help="How many seeds, from 0: 1 by default; for tables 10 or 3.")
+    ] = None,
     rows: Annotated[
         str, typer.Option(help="Glob on model/algorithm/cohort/population, e.g. '*/FPFL/*'.")
     ] = "*",
@@ -197,7 +199,8 @@ def reproduce(
     data: Annotated[
         str | None,
         typer.Option(
-            help="For femnist: a path, femnist (cache or download), or digits (the default)."
+            help="For femnist: a path, femnist (cache or download), or digits (the default). For "
+            "tables: the folder that has their files."
         ),
     ] = None,
     order: Annotated[
@@ -207,16 +210,42 @@ def reproduce(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     precision: Annotated[str, typer.Option(help="float32, tf32 or bf16.")] = "float32",
     resume: Annotated[bool, typer.Option(help="Resume the table in --out.")] = False,
+    tables: Annotated[
+        str | None, typer.Option(help="For tables: some, e.g. credit,compas.")
+    ] = None,
+    epsilons: Annotated[str | None, typer.Option(help="For tables: some, e.g. 0.5,2,none.")] = None,
+    constraints: Annotated[
+        str | None, typer.Option(help="For tables: some of fnr,odds,parity.")
+    ] = None,
+    prepare: Annotated[
+        Path | None, typer.Option(help="For tables: a file to train from on another machine.")
+    ] = None,
 ) -> None:
     """Run a table of the paper and show it beside the paper's figures.
 
     TABLE: adult-central, adult-federated, adult-robust, adult-ablation, adult-lift or femnist.
+    Or tables: several tables of people, by public ranges and defaults, beside models without
+    privacy; --out is resumed always.
     """
+    chosen = {"--tables": tables, "--epsilons": epsilons, "--constraints": constraints}
+    if table == "tables":
+        from fpfl.experiments.people.report import run_tables
+
+        text = run_tables(
+            data, out, seeds=seeds, rows=rows, chosen=chosen, prepare=prepare, jobs=jobs,
+            as_json=as_json, words=["fpfl", *sys.argv[1:]],
+        )  # fmt: skip
+        print(text)
+        return
+    given = chosen | {"--prepare": prepare}
+    strange = [name for name, value in given.items() if value is not None]
+    if strange:
+        raise ValueError(f"{', '.join(strange)} are for fpfl reproduce tables; {table} has --rows")
     from fpfl.experiments.runner import run_table
 
     text = run_table(
         table,
-        seeds=seeds,
+        seeds=1 if seeds is None else seeds,
         rows=rows,
         out=out,
         as_json=as_json,

@@ -30,6 +30,7 @@ from fpfl.training.defaults import (
     chosen_method,
     chosen_rate,
 )
+from fpfl.training.inputs import Inputs
 
 Sections = dict[str, dict[str, Any]]
 
@@ -53,6 +54,7 @@ class TableOptions:
     test: str | None = None
     hidden: str | None = None
     seed: int | None = None
+    measure: bool = True
 
     @property
     def by(self) -> list[str | list[str]]:
@@ -155,7 +157,9 @@ def _check(options: TableOptions, schema: TableSchema, origin: Path) -> None:
 def _sections(options: TableOptions, schema: TableSchema) -> Sections:
     """What the options say; what they leave open is filled in when the data is there."""
     sections: Sections = {
-        "data": {"table": options.data.as_posix()} | _test(options.test),
+        "data": {"table": options.data.as_posix()}
+        | _test(options.test)
+        | ({} if options.measure else {"measure": False}),
         "training": {"suggested": bool(options.by and options.epsilon is not None)},
     }
     if options.hidden is not None:
@@ -294,6 +298,14 @@ def _notes(
                 "takes for public; declare population = ... in the schema if you know a public "
                 "number."
             )
+    found = Inputs.of(people, None, measure=options.measure)
+    if found is not None and found.wanted:
+        names = ", ".join(column.name for column in found.wanted)
+        how = "exactly" if options.epsilon is None else "once, privately, within ε"
+        notes.append(
+            f"Measured {how}, to scale them, before the first round: {names}. Declare what is "
+            "public about them (centre, scale, shares), or give --no-measure."
+        )
     if not options.by:
         names = ",".join(a.name for a in schema.attributes) or "sex"
         notes.append(

@@ -155,6 +155,7 @@ def train_keywords(
     known = inspect.signature(train).parameters  # what a section calls as `fpfl.train` does
     given = {name: getattr(t, name) for name in type(t).model_fields if name in known}
     return given | {
+        "measure": config.data.measure,
         "constraint": make_constraint(config, data.schema),
         "method": make_method(config),
         "privacy": _privacy(config.privacy),

@@ -58,6 +58,9 @@ class Schema:
     class_names
         What the classes 0 ... classes − 1 stand for, where it is declared; of two, the second is
         the positive one. Data whose schema names none is of the same kind.
+    label_unit
+        For regression: (c, w), where a model's output o stands for c + w o while it is trained; by
+        default the range, (low, high − low). Training sets it (`fpfl.data.inputs`).
     """
 
     shape: tuple[int, ...]
@@ -70,6 +73,7 @@ class Schema:
     samples_per_user: float | None = None
     source: Source = "declared"
     class_names: tuple[str, ...] | None = None
+    label_unit: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         shape = (self.shape,) if isinstance(self.shape, int) else tuple(self.shape)
@@ -121,6 +125,7 @@ class Schema:
             ),
             ("source", self.source in get_args(Source), "'declared' or 'data'"),
             ("class_names", _maybe_each(self.class_names, _text), "a text for each class"),
+            ("label_unit", self.label_unit is None or _range(self.label_unit), "(c, w)"),
         ):
             if not good:
                 raise ValueError(f"{what} is {getattr(self, what)!r}; expected {expected}")
@@ -151,8 +156,9 @@ class Schema:
     def as_dict(self) -> dict[str, Any]:
         """As plain values, for JSON; without class names where there are none, as files were."""
         values = asdict(self)
-        if self.class_names is None:
-            del values["class_names"]
+        for name in ("class_names", "label_unit"):  # as files were before there were any
+            if values[name] is None:
+                del values[name]
         return values
 
     @classmethod

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fpfl.data.federated import FederatedDataset
+from fpfl.data.inputs import InputColumn
 from fpfl.data.schema import Schema
 from fpfl.estimator.data import (
     LIMIT,
@@ -106,6 +107,10 @@ UNSCALED = (
 )
 
 
+LABEL = "(label)"
+"""What a regression's label is called among the columns: no feature has that name by chance."""
+
+
 @dataclass(frozen=True)
 class Fitting:
     """A fit before its training: alone and in a search it is the same one.
@@ -164,6 +169,7 @@ class FairPrivateBase(BaseEstimator):
         method: Method | None = None,
         normaliser: Literal["users", "samples"] | float = "users",
         feature_range: Any = None,
+        measure: bool = True,
         ledger: str | os.PathLike[str] | None = None,
         random_state: Any = None,
         verbose: int = 0,
@@ -181,6 +187,7 @@ class FairPrivateBase(BaseEstimator):
         self.method = method
         self.normaliser = normaliser
         self.feature_range = feature_range
+        self.measure = measure
         self.ledger = ledger
         self.random_state = random_state
         self.verbose = verbose
@@ -243,6 +250,12 @@ class FairPrivateBase(BaseEstimator):
         scaling = Scaling.of(X, self.feature_range, private=self.epsilon is not None)
         unscaled = self.epsilon is not None and scaling.ranges is None
         data = FederatedDataset.from_samples(scaling(X), labels, codes, schema, numbers)
+        if scaling.ranges is not None:
+            # What training is to find out about them: nothing is known but their ranges.
+            found = schema.feature_names or tuple(f"feature {n}" for n in range(X.shape[1]))
+            found = (*found, *([] if label_range is None else [LABEL]))
+            columns = tuple(InputColumn(name, n) for n, name in enumerate(found))
+            data = replace(data, columns=columns)
         with warnings.catch_warnings():
             # Training itself will say what there is to say.
             warnings.simplefilter("ignore", FpflWarning)
@@ -282,6 +295,7 @@ class FairPrivateBase(BaseEstimator):
             "clip": None if privacy else self.clip,
             "learning_rate": rate,
             "normaliser": self.normaliser,
+            "measure": bool(self.measure),
             # The best of many cohorts is chance where there is nothing else to judge by.
             "selection": "average" if constraint is None else None,
             "seed": seed,
@@ -349,6 +363,8 @@ class FairPrivateBase(BaseEstimator):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        # Written by a version that mapped ranges as they are.
+        self.__dict__.setdefault("measure", False)
         if self.__dict__.get("_named"):
             name, tolerance = self._named
             made = named_constraint(name, tolerance, self.schema_)

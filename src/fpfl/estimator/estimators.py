@@ -73,9 +73,13 @@ class FairPrivateClassifier(ClassifierMixin, FairPrivateBase):
         As in `fpfl.train`.
     feature_range
         The public (low, high) of each feature, or one pair for all: features are clamped to it
-        and scaled. Without it they are standardised by the data's means and deviations; with
-        ``epsilon``, where that would be a release without noise, they are used as they are and
-        clamped to [-5, 5], with a warning.
+        and scaled, see ``measure``. Without it they are standardised by the data's means and
+        deviations; with ``epsilon``, where that would be a release without noise, they are used as
+        they are and clamped to [-5, 5], with a warning.
+    measure
+        With ``feature_range``: also find out where in their ranges features lie, and scale them by
+        their medians and spreads. With ``epsilon`` that is a private release before the first
+        round, within the same ε. False: ranges are mapped as they are.
     ledger
         The file of a `fpfl.PopulationLedger` that every fit is charged to, so that a search over
         settings adds up. Its population is the number of users: those who have no rows in a fold
@@ -178,7 +182,7 @@ class FairPrivateRegressor(RegressorMixin, FairPrivateBase):
         The public (low, high) of the label: labels and predictions are clamped to it. Without it
         it is read from y, and then it is no secret; with ``epsilon`` it must be given.
     tolerance, epsilon, delta, hidden, model, cohort, rounds, learning_rate, clip, method, \
-normaliser, feature_range, ledger, random_state, verbose
+normaliser, feature_range, measure, ledger, random_state, verbose
         As in `FairPrivateClassifier`; a network has one output, in units of the label range.
 
     Attributes
@@ -204,6 +208,7 @@ normaliser, feature_range, ledger, random_state, verbose
         method: Method | None = None,
         normaliser: Literal["users", "samples"] | float = "users",
         feature_range: Any = None,
+        measure: bool = True,
         ledger: str | os.PathLike[str] | None = None,
         random_state: Any = None,
         verbose: int = 0,
@@ -211,8 +216,8 @@ normaliser, feature_range, ledger, random_state, verbose
         super().__init__(
             constraint=constraint, tolerance=tolerance, epsilon=epsilon, delta=delta, hidden=hidden,
             model=model, cohort=cohort, rounds=rounds, learning_rate=learning_rate, clip=clip,
-            method=method, normaliser=normaliser, feature_range=feature_range, ledger=ledger,
-            random_state=random_state, verbose=verbose,
+            method=method, normaliser=normaliser, feature_range=feature_range, measure=measure,
+            ledger=ledger, random_state=random_state, verbose=verbose,
         )  # fmt: skip
         self.label_range = label_range
 

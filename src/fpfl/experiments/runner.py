@@ -5,26 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import multiprocessing
 import os
 import shlex
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
-
-import torch
 
 from fpfl.data.femnist.unfair import Order
 from fpfl.experiments.femnist import default_scale
 from fpfl.experiments.markdown import markdown_table, with_epsilon
 from fpfl.experiments.rows import TASKS, Result, cost_of, row_name, run_rows, shape_of
 from fpfl.experiments.tables import KEY, Options, Row, load_table, matches, override, parsed_noise
-from fpfl.experiments.together import groups_of
+from fpfl.experiments.together import groups_of, side_by_side_shares
 from fpfl.privacy.conventions.base import REGISTER
 from fpfl.runs.about import about_this_run as about_this_run
 from fpfl.store.files import write_whole
@@ -293,44 +289,10 @@ def _run_all(work: Work, options: Options, jobs: int, apart: bool) -> Iterator[t
     """Train and measure all of it; results in the order in which they finish."""
     groups = _dealt(work, jobs, apart)
     shares = [[work[index] for index in group] for group in groups]
-    if jobs == 1 or len(groups) <= 1:
-        for group, share in zip(groups, shares, strict=True):
-            for place, result in run_rows(share, options, apart=apart):
-                yield group[place], result
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(
-        min(jobs, len(groups)), mp_context=context, initializer=_begin_worker
-    ) as pool:
-        futures = {
-            pool.submit(_run_share, share, options, apart): group
-            for group, share in zip(groups, shares, strict=True)
-        }
-        failed: Exception | None = None
-        try:
-            for future in as_completed(futures):
-                if future.cancelled():
-                    continue
-                results, error = future.result()
-                for place, result in results:
-                    yield futures[future][place], result
-                if error is not None and failed is None:
-                    failed = error
-                    # What is being computed comes to its end, and is kept.
-                    for other in futures:
-                        other.cancel()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-        if failed is not None:
-            raise failed
-
-
-def _begin_worker() -> None:
-    # Two threads sharing small matrices are slower than two runs.
-    torch.set_num_threads(1)
-    # A pool's worker would take an interrupt for a failure, and go on with what is queued.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for group, place, result in side_by_side_shares(
+        shares, partial(run_rows, options=options, apart=apart), jobs
+    ):
+        yield groups[group][place], result
 
 
 def _dealt(work: Work, jobs: int, apart: bool) -> list[list[int]]:
@@ -342,18 +304,6 @@ def _dealt(work: Work, jobs: int, apart: bool) -> list[list[int]]:
     rows = [work[index][0] for index in order]
     groups = groups_of([shape_of(row) for row in rows], [cost_of(row) for row in rows], jobs)
     return [[order[place] for place in group] for group in groups]
-
-
-def _run_share(
-    share: Work, options: Options, apart: bool
-) -> tuple[list[tuple[int, Result]], Exception | None]:
-    """A worker's results, and the error that ended them: what was finished before it is kept."""
-    results: list[tuple[int, Result]] = []
-    try:
-        results.extend(run_rows(share, options, apart=apart))
-    except Exception as error:
-        return results, error
-    return results, None
 
 
 def write_results(folder: Path, results: list[Result], about: dict[str, Any]) -> None:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
+import signal
 import time
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
+
+import torch
 
 from fpfl.sweeps.batch import Job, trained
 from fpfl.training import train
@@ -137,3 +143,75 @@ def _cut(numbers: list[int], pieces: int) -> list[list[int]]:
     """Neighbours stay together; lengths differ by one at most."""
     ends = [len(numbers) * piece // pieces for piece in range(pieces + 1)]
     return [numbers[start:end] for start, end in pairwise(ends)]
+
+
+def side_by_side_shares(
+    shares: Sequence[Sequence[Any]],
+    compute: Callable[[Sequence[Any]], Iterator[tuple[int, Any]]],
+    jobs: int,
+) -> Iterator[tuple[int, int, Any]]:
+    """Have shares of work computed, in this process or in several of one thread each.
+
+    Parameters
+    ----------
+    shares
+        The work, in the order in which it is begun.
+    compute
+        Yields (a place in the share, its result); processes are sent it, so it has to have a name.
+    jobs
+        How many processes.
+
+    Yields
+    ------
+    tuple
+        (the share, the place in it, the result), as shares finish.
+    """
+    if jobs == 1 or len(shares) <= 1:
+        for number, share in enumerate(shares):
+            for place, result in compute(share):
+                yield number, place, result
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(
+        min(jobs, len(shares)), mp_context=context, initializer=_begin_worker
+    ) as pool:
+        futures = {
+            pool.submit(_share, compute, share): number for number, share in enumerate(shares)
+        }
+        failed: Exception | None = None
+        try:
+            for future in as_completed(futures):
+                if future.cancelled():
+                    continue
+                results, error = future.result()
+                for place, result in results:
+                    yield futures[future], place, result
+                if error is not None and failed is None:
+                    failed = error
+                    # What is being computed comes to its end, and is kept.
+                    for other in futures:
+                        other.cancel()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        if failed is not None:
+            raise failed
+
+
+def _begin_worker() -> None:
+    # Two threads sharing small matrices are slower than two runs.
+    torch.set_num_threads(1)
+    # A pool's worker would take an interrupt for a failure, and go on with what is queued.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _share(
+    compute: Callable[[Sequence[Any]], Iterator[tuple[int, Any]]], share: Sequence[Any]
+) -> tuple[list[tuple[int, Any]], Exception | None]:
+    """A worker's results, and the error that ended them: what was finished before it is kept."""
+    results: list[tuple[int, Any]] = []
+    try:
+        results.extend(compute(share))
+    except Exception as error:
+        return results, error
+    return results, None

@@ -9,7 +9,10 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from fpfl.privacy.accounting import measurement_noise
 from fpfl.privacy.adaptive import AdaptiveBound, BoundGrid
+from fpfl.privacy.conventions import checked_pair
+from fpfl.privacy.conventions.base import REGISTER
 from fpfl.privacy.plan import Block, Neighbours, PrivacyPlan
 
 JOINT, GRADIENTS, COUNTS, SELECTION = "joint", "gradients", "counts", "selection"
@@ -62,6 +65,11 @@ class Clipping:
             if value is not None and not 0.0 < value < 1.0:
                 raise ValueError(f"{name} is {value}; it must be between 0 and 1")
         if self.adapts is not None:
+            if not isinstance(self.adapts, AdaptiveBound):
+                raise ValueError(
+                    f"adapts is {self.adapts!r}; expected something like AdaptiveBound(0.1), to "
+                    "clip a tenth of the users"
+                )
             if self.clipped_share is not None:
                 raise ValueError(
                     f"clipped_share={self.clipped_share} was given beside adapts, which counts "
@@ -167,11 +175,14 @@ class Privacy:
         constrained: bool = True,
         clipping: Clipping | None = None,
         blocks: tuple[Block, ...] | None = None,
+        measurement: bool | float = False,
     ) -> PrivacyPlan:
         """Bind the settings to a population and a schedule.
 
         ``constrained`` says whether fairness counts are sent; ``clipping`` are the bounds that a
         method chose where a number was given; ``blocks`` are those of another vector altogether.
+        ``measurement`` is σ₀ of a release before the first round, or says that there is one, with
+        σ₀ by rule (`fpfl.privacy.accounting.measurement_noise`).
         """
         if blocks is None:
             bounds = clipping or self.clipping
@@ -188,10 +199,33 @@ class Privacy:
             "blocks": blocks,
             "max_participations": self.max_participations,
             "copies": self.copies,
+            "measurement": self._measurement(measurement, accounted, cohort, rounds),
         }
         if self.noise_multiplier is not None:
             return PrivacyPlan(noise_multiplier=self.noise_multiplier, **shared)  # type: ignore[arg-type]
         return PrivacyPlan.calibrate(epsilon=self.epsilon, **shared)  # type: ignore[arg-type]
+
+    def _measurement(
+        self, measurement: bool | float, population: int, cohort: int, rounds: int
+    ) -> float | None:
+        """σ₀, given or by rule; None without a measurement."""
+        if not isinstance(measurement, bool):
+            return measurement
+        if not measurement:
+            return None
+        neighbours, terms = (
+            checked_pair(self.convention, self.neighbours),
+            REGISTER[self.convention],
+        )
+        return measurement_noise(
+            self.epsilon,
+            self.noise_multiplier,
+            q=min(1.0, cohort / population),
+            rounds=rounds,
+            delta=self.delta or 1 / (10 * population),
+            sensitivity=terms.sensitivity[neighbours],
+            share=terms.measurement_share,
+        )
 
 
 Sampling = Literal["poisson", "without-replacement"]

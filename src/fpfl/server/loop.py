@@ -90,8 +90,8 @@ class ServerSettings:
     count_noise: float = 0.0
     selection: Rule = "best"
     selection_window: int = 1
-    tables: Released | None = None
     control: BoundControl | None = None
+    tables: Released | None = None
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,8 @@ class Server:
         selection = moved(state.selection, w.device)
         self._selection = selection.under(selection_of(settings), state.round)
         self.history = list(state.history)
-        self._tables = None if settings.tables is None else Tables(settings.tables, self.history)
         self._u = state.log_bound
+        self._tables = None if settings.tables is None else Tables(settings.tables, self.history)
         self.diverged: str | None = None
 
     @property

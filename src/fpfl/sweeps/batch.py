@@ -106,7 +106,7 @@ def trained(
         if not _can_be_grouped(job):
             alone.append(number)
             continue
-        made = prepare(job.model, _beside(job, moved), **given)
+        made = _scaled(prepare(job.model, _beside(job, moved), **given), moved)
         if not tried_before_a_run(made.spec.flat.vector().device, made.third_party):
             alone.append(number)
             continue
@@ -164,6 +164,21 @@ def _beside(job: Job, moved: dict[Any, FederatedDataset]) -> FederatedDataset:
     return moved[key]
 
 
+def _scaled(made: Prepared, known: dict[Any, FederatedDataset]) -> Prepared:
+    """The training with its inputs scaled; runs that scale alike share one population.
+
+    Each private run measures for itself, with its own noise: runs of one seed and one ε draw the
+    same noise and have the same scaling.
+    """
+    if made.inputs is None:
+        return made
+    scaling = made.inputs.found(made.data, made.spec.plan, made.third_party.source)
+    key = (id(made.data), scaling)
+    if key not in known:
+        known[key] = made.scaled(scaling).data
+    return replace(made, data=known[key], inputs=None, scaling=scaling)
+
+
 def _shape(made: Prepared) -> tuple[Any, ...]:
     """What trainings must have in common to be computed as one."""
     spec = made.spec
@@ -173,7 +188,7 @@ def _shape(made: Prepared) -> tuple[Any, ...]:
         spec.flat.names,
         spec.flat.shapes,
         (w.dtype, str(w.device), made.data.features.dtype, made.data.labels.dtype),
-        replace(spec.schema, population=None),
+        (replace(spec.schema, population=None), made.data.schema.label_unit),
         None if constraint is None else made_of(replace(constraint, tolerance=0.5)),
         shape(spec.server(made.third_party)),
         tuple((rule.name, tuple(rule.parts), rule.order) for rule in made.third_party.rules),
@@ -268,10 +283,11 @@ def _run(
             None,
             size=spec.layout.size,
             declared=settings.get("population_declared"),
+            measured=made.numbers,
         )
         notes += collapse_notes(outcome.history, spec.schema)
         notes = (ALONE_TOO.format(runs=len(trainings)), *notes)
-        yield finished(spec, outcome, said, settings, notes)
+        yield finished(spec, outcome, said, settings, notes, made.scaling)
 
 
 def _sampled(made: Prepared, first: int) -> Sampled:

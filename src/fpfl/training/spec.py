@@ -83,6 +83,8 @@ class TrainingSpec:
     table
         Whether v has the confusion table where classes are few: a run that was begun before there
         was one goes on with hits and misses.
+    measurement
+        Whether inputs are measured before the first round, with noise by rule; or σ₀ of that.
     """
 
     flat: FlatModel
@@ -103,6 +105,7 @@ class TrainingSpec:
     local: FederatedAveraging | None
     noise: Privacy | None = None
     table: bool = True
+    measurement: bool | float = False
 
     @classmethod
     def settle(
@@ -124,6 +127,7 @@ class TrainingSpec:
         selection_window: int = 1,
         samples_per_user: int | None = None,
         local: FederatedAveraging | None = None,
+        measurement: bool | float = False,
     ) -> Self:
         """Check the arguments of `fpfl.train`, and choose what was left open."""
         check_types(constraint, method, privacy, optimizer, local)
@@ -155,6 +159,7 @@ class TrainingSpec:
             selection_window=selection_window,
             samples_per_user=samples_per_user,
             local=local,
+            measurement=measurement,
         )
 
     # --- what is released ---------------------------------------------------------------------
@@ -190,6 +195,7 @@ class TrainingSpec:
             rounds=self.rounds,
             constrained=self.constraint is not None,
             clipping=self.clipping,
+            measurement=self.measurement,
         )
 
     # --- who computes and serves --------------------------------------------------------------
@@ -225,9 +231,16 @@ class TrainingSpec:
             count_noise=count_noise(noisy, self.layout),
             selection=self.selection,
             selection_window=self.selection_window,
-            tables=self._tables(noisy),
             control=self._control,
+            tables=self._tables(noisy),
         )
+
+    @property
+    def _control(self) -> BoundControl | None:
+        """What moves the clip bound, where it adapts."""
+        if self.clipping is None or self.clipping.grid is None:
+            return None
+        return BoundControl(self.clipping.grid, self.cohort, joint=self.clipping.counts is None)
 
     def _tables(self, noisy: Noisy) -> Released | None:
         """What is public about the confusion tables that are released."""
@@ -239,13 +252,6 @@ class TrainingSpec:
         known = [float(each) for each in bounds if each is not None]
         most = min(known) if known else self.schema.samples_per_user or 1.0
         return Released(classes, self.rounds, noise, max(1.0, most))
-
-    @property
-    def _control(self) -> BoundControl | None:
-        """What moves the clip bound, where it adapts."""
-        if self.clipping is None or self.clipping.grid is None:
-            return None
-        return BoundControl(self.clipping.grid, self.cohort, joint=self.clipping.counts is None)
 
     @cached_property
     def settings(self) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""``fpfl reproduce tables``: people's tables by public ranges, beside models without privacy."""
