@@ -153,6 +153,26 @@ def test_a_collapsed_fit_is_a_warning_where_the_rows_are_no_secret() -> None:
         FairPrivateRegressor(random_state=0, rounds=3).fit(X, np.full(len(X), 0.5) + 0 * X["a"])
 
 
+def test_class_weights_are_by_label_and_counted_only_where_nothing_is_secret() -> None:
+    X, *_ = people()
+    labels = np.where(np.arange(len(X)) % 9 == 0, "yes", "no")
+    how: dict[str, Any] = {"random_state": 0, "rounds": 3, "hidden": ()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ours = FairPrivateClassifier(class_weight={"yes": 4}, **how).fit(X, labels)
+        counted = FairPrivateClassifier(class_weight="balanced", **how).fit(X, labels)
+    assert ours.schema_.class_weights == (1.0, 4.0)
+    share = np.mean(labels == "yes")
+    assert counted.schema_.class_weights == pytest.approx((0.5 / (1 - share), 0.5 / share))
+    private = FairPrivateClassifier(
+        class_weight="balanced", epsilon=2.0, feature_range=RANGE, **how
+    )
+    with pytest.raises(ValueError, match="no ε covers"):
+        private.fit(X, labels)
+    with pytest.raises(ValueError, match="labels in y are"):
+        FairPrivateClassifier(class_weight={"maybe": 2}, **how).fit(X, labels)
+
+
 @pytest.mark.parametrize("scoring", ["balanced_accuracy", "f1", "roc_auc", "average_precision"])
 def test_scikit_learns_scores_for_unbalanced_labels_work(scoring: str) -> None:
     X, y, *_ = people()

@@ -125,6 +125,8 @@ def alike(one: fpfl.Run, other: fpfl.Run, tolerance: float = 2e-5) -> None:
 def flat(row: dict, before: str = "") -> dict:
     found = {}
     for name, value in row.items():
+        if isinstance(value, list):
+            value = {str(i): each for i, each in enumerate(value)}
         if isinstance(value, dict):
             found |= flat(value, f"{before}{name}.")
         else:

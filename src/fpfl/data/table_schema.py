@@ -70,6 +70,8 @@ class Label:
         For a regression: whether a label outside the range is an error, or moved to its end.
     merged
         The cells that mean a class, for classes that stand for others than themselves.
+    weights
+        What a sample's loss is multiplied by, by class; those that are not named weigh 1.
     centre, scale
         For a regression: where labels lie and how far they spread, where that is public.
     """
@@ -82,6 +84,7 @@ class Label:
     merged: tuple[tuple[Scalar, tuple[Scalar, ...]], ...] = ()
     centre: float | None = None
     scale: float | None = None
+    weights: tuple[tuple[str, float], ...] = ()
 
     @property
     def cells(self) -> tuple[tuple[Scalar, ...], ...]:
@@ -334,7 +337,7 @@ class TableSchema:
         samples, classes = self.samples_per_user, self.label.classes
         if samples is None and self.user is None:
             samples = 1.0
-        return Schema(
+        found = Schema(
             shape=(len(names),),
             classes=None if classes is None else len(classes),
             class_names=None if classes is None else tuple(map(_text, classes)),
@@ -349,6 +352,7 @@ class TableSchema:
             samples_per_user=samples,
             source=self.source,
         )
+        return found.weighing(dict(self.label.weights) or None)
 
     def toml(self, section: str = "") -> str:
         """As TOML, under a section of another file where one is named."""
@@ -377,6 +381,9 @@ class TableSchema:
         for name, value in (("missing", self.label.missing), ("outside", self.label.outside)):
             if value != "refuse":
                 lines.append(f'{name} = "{value}"')
+        if self.label.weights:
+            lines += ["", f"[{dot}label.weights]"]
+            lines += [f"{toml_key(n)} = {toml_value(w)}" for n, w in self.label.weights]
         if self.label.merged:
             lines += ["", f"[{dot}label.merged]"]
             lines += [f"{toml_key(_text(n))} = {toml_list(c)}" for n, c in self.label.merged]
@@ -513,7 +520,7 @@ def _measured_at(given: Mapping[str, Any]) -> MeasuredAt | None:
 
 def _label(given: Mapping[str, Any]) -> Label:
     known = {"column", "classes", "positive", "range", "missing", "outside", "merged"}
-    _known(given, "[label]", known | {"centre", "scale"})
+    _known(given, "[label]", known | {"centre", "scale", "weights"})
     column = given.get("column")
     if not isinstance(column, str):
         raise ValueError(f"label.column is {column!r}; expected the name of the label's column")
@@ -535,7 +542,20 @@ def _label(given: Mapping[str, Any]) -> Label:
         _merged(given, classes or ()),
         _finite(given, "centre", "[label]"),
         _finite(given, "scale", "[label]"),
+        _weights(given),
     )
+
+
+def _weights(given: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
+    """What samples of a class weigh: ``weights = { yes = 4 }``."""
+    weights = given.get("weights", {})
+    where = "label.weights"
+    if not isinstance(weights, Mapping):
+        raise ValueError(
+            f"{where} is {weights!r}; expected numbers by class, e.g. weights = {{ yes = 4 }}. "
+            "They are declared: shares counted in the data would be a release of their own"
+        )
+    return tuple((name, _finite(weights, name, where) or 0.0) for name in weights)
 
 
 def _merged(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fpfl.data.federated import FederatedDataset
 from fpfl.data.inputs import InputColumn
-from fpfl.data.schema import Schema
+from fpfl.data.schema import ClassWeights, Schema
 from fpfl.estimator.data import (
     LIMIT,
     Network,
@@ -201,6 +201,10 @@ class FairPrivateBase(BaseEstimator):
         """Labels of held-out rows as training has them; None where one is of no known class."""
         raise NotImplementedError
 
+    def _class_weights(self, labels: NDArray[Any]) -> ClassWeights | None:
+        """What samples of each class weigh; None for all the same."""
+        return None
+
     def _fit(self, fitting: Fitting) -> Self:
         """Train by itself; called by ``fit``, about whose caller the warnings are."""
         for note in fitting.notes:
@@ -247,6 +251,7 @@ class FairPrivateBase(BaseEstimator):
             population=population,
             samples_per_user=len(X) / (population or seen),
         )
+        schema = schema.weighing(self._class_weights(labels))
         constraint = chosen_constraint(self.constraint, self.tolerance, schema)
         scaling = Scaling.of(X, self.feature_range, private=self.epsilon is not None)
         unscaled = self.epsilon is not None and scaling.ranges is None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fpfl.data.schema import ClassWeights
 from fpfl.estimator.base import (
     ClassifierMixin,
     FairPrivateBase,
@@ -71,6 +72,9 @@ class FairPrivateClassifier(ClassifierMixin, FairPrivateBase):
         answers counts at once and steers towards three quarters of the tolerance.
     normaliser
         As in `fpfl.train`.
+    class_weight
+        What a row's loss is multiplied by, by label, e.g. ``{"yes": 4}`` (others 1). ``"balanced"``
+        counts the labels in y: without privacy alone, for it would be a release of its own.
     feature_range
         The public (low, high) of each feature, or one pair for all: features are clamped to it
         and scaled, see ``measure``. Without it they are standardised by the data's means and
@@ -115,11 +119,55 @@ class FairPrivateClassifier(ClassifierMixin, FairPrivateBase):
     pipeline, is not covered by ε, and neither is a score on data that is not public.
 
     Without privacy ``fit`` warns of a collapsed model (`fpfl.fairness.collapse_in_words`): one that
-    hardly tells the labels apart. With privacy the rows are a secret, and it says nothing; look at
-    public rows, e.g. with ``scoring="balanced_accuracy"``.
+    hardly tells the labels apart. With privacy the rows are a secret; then, by released totals, it
+    warns where that is clear (``run_.collapse``). On public rows ``scoring="balanced_accuracy"``
+    says it.
     """
 
     classes_: NDArray[Any]
+
+    def __init__(
+        self,
+        *,
+        constraint: str | Constraint | None = None,
+        tolerance: float | None = None,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        class_weight: Mapping[Any, float] | str | None = None,
+        hidden: Sequence[int] = SHALLOW,
+        model: Network | None = None,
+        cohort: int | None = None,
+        rounds: int | None = None,
+        learning_rate: float | None = None,
+        clip: float | Clipping | None = None,
+        method: Method | None = None,
+        normaliser: Literal["users", "samples"] | float = "users",
+        feature_range: Any = None,
+        measure: bool = True,
+        ledger: str | os.PathLike[str] | None = None,
+        random_state: Any = None,
+        verbose: int = 0,
+    ) -> None:
+        super().__init__(
+            constraint=constraint, tolerance=tolerance, epsilon=epsilon, delta=delta, hidden=hidden,
+            model=model, cohort=cohort, rounds=rounds, learning_rate=learning_rate, clip=clip,
+            method=method, normaliser=normaliser, feature_range=feature_range, measure=measure,
+            ledger=ledger, random_state=random_state, verbose=verbose,
+        )  # fmt: skip
+        self.class_weight = class_weight
+
+    def _class_weights(self, labels: NDArray[Any]) -> ClassWeights | None:
+        given = self.class_weight
+        if given == "balanced" and self.epsilon is None:  # then shares are no secret
+            count = np.bincount(labels, minlength=len(self.classes_))
+            return [float(weight) for weight in len(labels) / (len(count) * count)]
+        if not isinstance(given, Mapping):
+            return given  # type: ignore[return-value]  # a text is refused, with a reason
+        ours = self.classes_.tolist()
+        strange = [label for label in given if label not in ours]
+        if strange:
+            raise ValueError(f"class_weight names {strange}; the labels in y are {ours}")
+        return [float(given.get(label, 1.0)) for label in ours]
 
     def fit(self, X: Any, y: Any, sensitive_features: Any = None, users: Any = None) -> Self:
         """Train.

@@ -20,6 +20,7 @@ from fpfl.aggregation.noise import SeededNoise, SystemNoise
 from fpfl.aggregation.sums import ThirdParty
 from fpfl.data.federated import FederatedDataset
 from fpfl.data.inputs import ScaledModel, Scaling
+from fpfl.data.schema import ClassWeights
 from fpfl.fairness.confusion import training_verdict
 from fpfl.fairness.constraints import Constraint
 from fpfl.methods import Method
@@ -297,6 +298,7 @@ def prepare(
     device: torch.device | str | None = None,
     where: RunFolder | None = None,
     measure: bool = True,
+    class_weights: ClassWeights | None = None,
     **settings: Any,
 ) -> Prepared:
     """Check and settle what `train` was asked for; ``settings`` are those of a `TrainingSpec`."""
@@ -307,6 +309,7 @@ def prepare(
         )
     check_words("best", sampling, 1, precision)
     flat, data = prepared(model, data, device)
+    data = replace(data, schema=data.schema.weighing(class_weights))
     inputs = Inputs.of(data, privacy, measure=measure)
     measurement: bool | float = Inputs.measures(data, privacy, measure=measure)
     if where is not None and where.resume:
@@ -388,6 +391,7 @@ def train(
     selection: Rule | None = None,
     selection_window: int = 1,
     measure: bool = True,
+    class_weights: ClassWeights | None = None,
     seed: int | None = None,
     noise_seed: int | None = None,
     memory: int | None = None,
@@ -425,6 +429,9 @@ def train(
         ``"samples"`` for m times the schema's declared samples per user, or a number.
     samples_per_user
         Use at most so many of a user's samples a round.
+    class_weights
+        What a sample's loss is multiplied by: a number for each class, or ``{"yes": 4.0}`` by
+        class name (others 1). Declared, never counted in the data; rates count samples as they are.
     local
         ``FederatedAveraging(steps=4, learning_rate=0.1)``: users take local steps, and send their
         model difference. Without a constraint, or with ``method=OneGradient()``.
@@ -497,6 +504,7 @@ def train(
         precision=precision,
         device=device,
         where=where,
+        class_weights=class_weights,
         measure=measure,
     )
     spec, data, third_party, plan = made.spec, made.data, made.third_party, made.spec.plan

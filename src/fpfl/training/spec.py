@@ -256,6 +256,7 @@ class TrainingSpec:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """All that was asked for and chosen, as plain values."""
+        weights = self.schema.class_weights
         return {
             "cohort": self.cohort,
             "rounds": self.rounds,
@@ -273,6 +274,8 @@ class TrainingSpec:
             "layout": plain_layout(self.layout),
             "samples_per_user": self.samples_per_user,
             "local": plain_value(self.local),
+            # Where there are none, settings are what they were before there could be any.
+            **({} if weights is None else {"class_weights": [*weights]}),
         }
 
 

@@ -15,17 +15,19 @@ def loss(output: Tensor, labels: Tensor, schema: Schema) -> Tensor:
 
     A regression model's output o is in units of the declared range, ŷ = low + (high − low) o (or of
     what was measured in it, `Schema.label_unit`), and so is its error: learning rates and clip
-    bounds mean the same whatever the label's unit.
+    bounds mean the same whatever the label's unit. Where class weights are declared, a sample's
+    loss is multiplied by that of its class.
     """
     if schema.task == "binary":
-        return functional.binary_cross_entropy_with_logits(
+        plain = functional.binary_cross_entropy_with_logits(
             output, labels.to(output.dtype), reduction="none"
         )
+        return _weighed(plain, labels, schema)
     if schema.task == "multiclass":
         flat = functional.cross_entropy(
             output.reshape(-1, output.shape[-1]), labels.reshape(-1), reduction="none"
         )
-        return flat.reshape(labels.shape)
+        return _weighed(flat.reshape(labels.shape), labels, schema)
     low, span = _unit(schema)
     return 0.5 * (output - (labels - low) / span) ** 2
 
@@ -33,14 +35,24 @@ def loss(output: Tensor, labels: Tensor, schema: Schema) -> Tensor:
 def loss_gradient(output: Tensor, labels: Tensor, schema: Schema) -> Tensor:
     """∂ℓ/∂o of every sample: σ(o) − y, softmax(o) − e_y, or the error itself."""
     if schema.task == "binary":
-        return output.sigmoid() - labels
+        return _weighed(output.sigmoid() - labels, labels, schema)
     if schema.task == "multiclass":
         gradient = output.softmax(dim=-1)
-        return gradient.scatter_add_(
-            -1, labels.unsqueeze(-1), gradient.new_full((*labels.shape, 1), -1.0)
-        )
+        gradient.scatter_add_(-1, labels.unsqueeze(-1), gradient.new_full((*labels.shape, 1), -1.0))
+        return _weighed(gradient, labels.unsqueeze(-1), schema)
     low, span = _unit(schema)
     return output - (labels - low) / span
+
+
+def _weighed(values: Tensor, labels: Tensor, schema: Schema) -> Tensor:
+    """Every sample's values times the weight of its class."""
+    if schema.class_weights is None:
+        return values
+    # Class by class, and without a table on the device: bits are a sample's own.
+    weights = torch.zeros_like(labels, dtype=values.dtype)
+    for k, weight in enumerate(schema.class_weights):
+        weights = weights.masked_fill(labels == k, weight)
+    return values * weights
 
 
 def scores(output: Tensor, schema: Schema) -> Tensor:
