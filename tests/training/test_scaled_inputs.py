@@ -224,7 +224,10 @@ def test_the_release_has_the_plans_noise(
     assert plan.noise_multiplier == run.privacy.measurement
     assert plan.bound == np.sqrt(3)
     assert plan.noise_stddev >= plan.bound * plan.noise_multiplier
-    assert plan.columns == input_cells(people.columns)
+    # So few users: bins are halved until a median's rank is known within a tenth of them.
+    assert plan.columns == input_cells(people.columns, plan.columns[0].bins)
+    assert plan.columns[0].bins < 64
+    assert plan.rank_error(0.5) <= 0.1 or plan.columns[0].bins == 8
 
 
 # --- declared, exact, none ------------------------------------------------------------------------
@@ -550,3 +553,18 @@ def test_columns_of_other_features_are_refused(people: FederatedDataset) -> None
         train(fewer)
     assert train(replace(fewer, columns=())).scaling is None
     assert train(fewer, measure=False).scaling is None
+
+
+def test_a_number_that_is_mostly_zero_is_zero_at_zero(tmp_path: Path) -> None:
+    """Not half a bin away: with hundreds of such columns that would be a large, constant input."""
+    lines = ["gain,y", *(f"{50 * (n % 100 == 0)},{n % 2}" for n in range(4000))]
+    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
+    schema = fpfl.TableSchema(
+        label=Label("y", classes=(0, 1)), features=(NumberColumn("gain", (0, 100)),)
+    )
+    data = fpfl.read_table(tmp_path / "t.csv", schema)
+    for options in ({}, {"privacy": PRIVATE, "noise_seed": 2}):
+        scaling = train(data, **options).scaling
+        assert scaling is not None
+        assert scaling.of("range") == ()
+        assert set(scaling(data.features)[:, 0].tolist()) == {0.0, 5.0}

@@ -2,9 +2,12 @@ r"""What training finds out about its inputs, so that they can be scaled.
 
 With privacy: one release of the columns that the schema says nothing about but their ranges and
 values, as `fpfl.measure` makes it, of the inputs that rows became. A number has 64 bins over its
-range (symmetric-log where a long tail is declared), and its centre is the median, its width the
-spread of `MeasuredNumber`; a number with two values is a category, in fact, and has their mean
-and deviation. Categories have their shares. Where noise dominates a column of B cells,
+range (symmetric-log where a long tail is declared), or, where many columns share the noise of few
+users, 32, 16 or 8: as many as leave a median's rank known within a tenth of the users. Its centre
+is the median, or the range's end where that is in the last bin before it (most such values are the
+end itself: a 0). Its width is the spread of `MeasuredNumber`. A number with two values is a
+category, in fact, and has their mean and deviation. Categories have their shares. Where noise
+dominates a column of B cells,
 
     z s √B > K/2,    z = 1.96, noise of s users on a count,
 
@@ -28,11 +31,15 @@ from fpfl.data.inputs import Found, InputColumn, share_width
 from fpfl.data.schema import HALF_WIDTH
 from fpfl.measurement.cells import NOWHERE, CategoryCells, Cells, Floats, Ints, NumberCells, places
 from fpfl.measurement.counting import CodedRows, whole_sum
-from fpfl.measurement.intervals import normal_quantile, ratio
+from fpfl.measurement.intervals import normal_quantile, rank_error, ratio
 from fpfl.measurement.plan import MeasurementPlan
 from fpfl.measurement.result import MeasuredCategories, MeasuredNumber
 
-BINS = 64
+BINS, FEWEST = 64, 8
+"""Of a number: at most, and at least."""
+
+_GOOD_ERROR = 0.1
+"""Fewer bins are taken until a median's rank is known within so large a share of the users."""
 
 _AT_ONCE = 2**14
 """Users whose rows are read together."""
@@ -52,34 +59,47 @@ def unknown(columns: Sequence[InputColumn]) -> tuple[InputColumn, ...]:
     return tuple(column for column in columns if not column.known)
 
 
-def input_cells(columns: Sequence[InputColumn]) -> tuple[Cells, ...]:
+def bins_for(noise_multiplier: float, columns: int, population: int) -> int:
+    """How many bins a number has, by public numbers alone."""
+    noise, bins = noise_multiplier * math.sqrt(columns), BINS
+    while bins > FEWEST and rank_error(0.5, bins, noise, population, 0.95) > _GOOD_ERROR:
+        bins //= 2
+    return bins
+
+
+def input_cells(columns: Sequence[InputColumn], bins: int = BINS) -> tuple[Cells, ...]:
     """What is counted of every column: public, before data is touched."""
-    return tuple(_cells(column) for column in columns)
+    return tuple(_cells(column, bins) for column in columns)
 
 
-def _cells(column: InputColumn) -> Cells:
+def _cells(column: InputColumn, bins: int) -> Cells:
     if not column.number:
         return CategoryCells(column.name, tuple(map(str, range(column.size))))
     low, high = column.range
     # The logarithm's own units are cut evenly.
     threshold = None if column.log else column.threshold
-    return NumberCells(column.name, low, high, BINS, threshold, column.indicator is not None)
+    return NumberCells(column.name, low, high, bins, threshold, column.indicator is not None)
 
 
 def input_sum(
-    data: FederatedDataset, columns: Sequence[InputColumn], without: Collection[int] = frozenset()
+    data: FederatedDataset,
+    columns: Sequence[InputColumn],
+    without: Collection[int] = frozenset(),
+    bins: int = BINS,
 ) -> Ints:
     """Σ_k z_k of the columns' cells; users who withdrew are left out, by number."""
-    return whole_sum(_chunks(data, columns), input_cells(columns), without)
+    return whole_sum(_chunks(data, columns, bins), input_cells(columns, bins), without)
 
 
-def _chunks(data: FederatedDataset, columns: Sequence[InputColumn]) -> Iterator[CodedRows]:
+def _chunks(
+    data: FederatedDataset, columns: Sequence[InputColumn], bins: int
+) -> Iterator[CodedRows]:
     offsets = data.offsets.numpy()
     for first in range(0, data.population, _AT_ONCE):
         last = min(first + _AT_ONCE, data.population)
         rows = _rows(data, slice(offsets[first], offsets[last]))
         owner = np.repeat(np.arange(first, last), np.diff(offsets[first : last + 1]))
-        yield CodedRows(tuple(_codes(rows, column) for column in columns), owner)
+        yield CodedRows(tuple(_codes(rows, column, bins) for column in columns), owner)
 
 
 def _rows(data: FederatedDataset, place: slice) -> Floats:
@@ -93,12 +113,12 @@ def _rows(data: FederatedDataset, place: slice) -> Floats:
     return np.concatenate([rows, mapped[:, None]], axis=1)
 
 
-def _codes(rows: Floats, column: InputColumn) -> Ints:
+def _codes(rows: Floats, column: InputColumn, bins: int) -> Ints:
     """Each row's cell of a column."""
     if not column.number:
         own = rows[:, column.first : column.first + column.size] == 1.0
         return np.where(own.any(axis=1), own.argmax(axis=1), NOWHERE).astype(np.int64)
-    cells = _cells(column)
+    cells = _cells(column, bins)
     assert isinstance(cells, NumberCells)
     found = cells.codes(np.asarray(column.units(rows[:, column.first])))
     found[np.isnan(rows[:, column.first])] = NOWHERE
@@ -141,6 +161,11 @@ def _number(measured: MeasuredNumber) -> Found | None:
         return Found(
             "measured", low + p * (high - low), share_width(p) * (high - low), missing=share
         )
+    edges = measured.cells.edges
+    if median < edges[1]:
+        median = float(edges[0])
+    elif median > edges[-2]:
+        median = float(edges[-1])
     return Found("measured", median, spread, missing=share)
 
 

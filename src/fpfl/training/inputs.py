@@ -17,6 +17,7 @@ from fpfl.aggregation.noise import NoiseSource
 from fpfl.data.federated import FederatedDataset
 from fpfl.data.inputs import InputColumn, Scaling, Source, scaling_of
 from fpfl.measurement.inputs import (
+    bins_for,
     exact_inputs,
     input_cells,
     input_sum,
@@ -89,7 +90,7 @@ class Inputs:
 
     @property
     def numbers(self) -> int:
-        """How many numbers are released."""
+        """How many numbers are released at most."""
         return sum(each.size for each in input_cells(self.wanted)) if self.measured else 0
 
     @property
@@ -99,13 +100,20 @@ class Inputs:
 
     def plan(self, plan: PrivacyPlan, data: FederatedDataset) -> MeasurementPlan:
         """The release that the training's plan has before its first round."""
+        users = plan.real_population or plan.population
         return plan_measurement(
-            input_cells(self.wanted),
-            population=plan.real_population or plan.population,
+            input_cells(self.wanted, self.bins(plan)),
+            population=users,
             noise_multiplier=plan.measurement,
             neighbours=plan.neighbours,
             declared=data.schema.population is not None,
         )
+
+    def bins(self, plan: PrivacyPlan) -> int:
+        """How many bins a number has."""
+        assert plan.measurement is not None  # there is a release
+        users = plan.real_population or plan.population
+        return bins_for(plan.measurement, len(self.wanted), users)
 
     def found(
         self,
@@ -135,7 +143,7 @@ class Inputs:
             assert plan is not None  # it is measured for privacy's sake
             release = self.plan(plan, data)
             without = _charged(journal, Mechanism.measurement_of(plan))
-            total = input_sum(data, self.wanted, without)
+            total = input_sum(data, self.wanted, without, self.bins(plan))
             found = measured_inputs(self.wanted, release, release.release(total, noise))
         elif self.source == "exact":
             found = dict(exact_inputs(data, self.wanted))
