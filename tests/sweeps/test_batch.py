@@ -125,10 +125,12 @@ def alike(one: fpfl.Run, other: fpfl.Run, tolerance: float = 2e-5) -> None:
 def flat(row: dict, before: str = "") -> dict:
     found = {}
     for name, value in row.items():
-        if isinstance(value, dict):
+        if isinstance(value, list):
+            found |= flat(dict(enumerate(value)), f"{before}{name}.")
+        elif isinstance(value, dict):
             found |= flat(value, f"{before}{name}.")
         else:
-            found[before + name] = value
+            found[f"{before}{name}"] = value
     return found
 
 
