@@ -44,6 +44,7 @@ ROOMS = {
         "aggregation",
         "data",
         "fairness",
+        "measurement",
         "methods",
         "numerics",
         "privacy",

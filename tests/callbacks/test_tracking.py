@@ -58,6 +58,10 @@ def expected(run: fpfl.Run) -> dict[str, dict[int, float]]:
                 put(f"{theirs}/FNR/sex_{group}", t, row[ours]["FNR"][f"sex={group}"])
             put(f"multiplier/FNR/sex_{group}", t, row["multipliers"]["FNR"][f"sex={group}"])
         put("overall/FNR", t, row["overall"]["FNR"])
+        for name in ("balanced_accuracy", "f1", "collapsed"):
+            put(name, t, row["balance"][name])
+        for k, share in enumerate(row["balance"]["predicted"]):
+            put(f"predicted/{k}", t, share)
     return found
 
 
@@ -79,7 +83,12 @@ def test_scalars_are_the_rows_and_epsilon() -> None:
     found = scalars(row, trainings[0])
     assert found.pop("epsilon_so_far") == run.privacy.epsilon  # type: ignore[union-attr]
     assert ("averaged_gap" in found) == (row["averaged_gap"] is not None)
-    numbers = [row["fair"], *_numbers({k: v for k, v in row.items() if k not in ("round", "fair")})]
+    # Of tables the figures are logged, over a window: how often each class is predicted.
+    window = row["balance"]
+    numbers = [row["fair"], *(window[n] for n in ("balanced_accuracy", "f1", "collapsed"))]
+    numbers += window["predicted"]
+    own = ("round", "fair", "confusion", "balance")
+    numbers += _numbers({k: v for k, v in row.items() if k not in own})
     assert sorted(found.values()) == sorted(float(n) for n in numbers if n is not None)
 
 

@@ -153,6 +153,26 @@ def test_a_collapsed_fit_is_a_warning_where_the_rows_are_no_secret() -> None:
         FairPrivateRegressor(random_state=0, rounds=3).fit(X, np.full(len(X), 0.5) + 0 * X["a"])
 
 
+def test_class_weights_are_by_label_and_counted_only_where_nothing_is_secret() -> None:
+    X, *_ = people()
+    labels = np.where(np.arange(len(X)) % 9 == 0, "yes", "no")
+    how: dict[str, Any] = {"random_state": 0, "rounds": 3, "hidden": ()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ours = FairPrivateClassifier(class_weight={"yes": 4}, **how).fit(X, labels)
+        counted = FairPrivateClassifier(class_weight="balanced", **how).fit(X, labels)
+    assert ours.schema_.class_weights == (1.0, 4.0)
+    share = np.mean(labels == "yes")
+    assert counted.schema_.class_weights == pytest.approx((0.5 / (1 - share), 0.5 / share))
+    private = FairPrivateClassifier(
+        class_weight="balanced", epsilon=2.0, feature_range=RANGE, **how
+    )
+    with pytest.raises(ValueError, match="no ε covers"):
+        private.fit(X, labels)
+    with pytest.raises(ValueError, match="labels in y are"):
+        FairPrivateClassifier(class_weight={"maybe": 2}, **how).fit(X, labels)
+
+
 @pytest.mark.parametrize("scoring", ["balanced_accuracy", "f1", "roc_auc", "average_precision"])
 def test_scikit_learns_scores_for_unbalanced_labels_work(scoring: str) -> None:
     X, y, *_ = people()
@@ -517,7 +537,7 @@ def test_a_search_over_epsilon_adds_up(tmp_path: Path, monkeypatch: pytest.Monke
     with PopulationLedger.open(file, write=False) as ledger:
         runs = ledger.by_run()
         assert len(runs) == 2 * 2 * 2 + 1
-        assert {run["rounds"] for run in runs.values()} == {4}
+        assert {run["rounds"] for run in runs.values()} == {1 + 4}  # the inputs are measured first
         # A fit by itself is far from what all of them cost.
         assert ledger.spent > 1.5 * max(run["epsilon"] for run in runs.values())
         spent, charges, budget = ledger.spent, ledger.charges(), ledger.filter
@@ -527,7 +547,7 @@ def test_a_search_over_epsilon_adds_up(tmp_path: Path, monkeypatch: pytest.Monke
 
     kept = search.best_estimator_.privacy_
     cost = fpfl.tuning_cost(file, chosen=kept)
-    assert (len(cost.fits), cost.rounds) == (9, 36)
+    assert (len(cost.fits), cost.rounds) == (9, 45)
     # What every mechanism costs, added up from the charges themselves.
     assert cost.epsilon == pytest.approx(spent) == pytest.approx(budget.spent(charges))
     assert cost.share == pytest.approx(sum(fit.share for fit in cost.fits))
@@ -542,7 +562,7 @@ def test_a_search_over_epsilon_adds_up(tmp_path: Path, monkeypatch: pytest.Monke
     # One more fit is one more charge, and told apart from what was before it.
     clone(search.best_estimator_).fit(X, y, sensitive_features=s["sex"], users=users)
     after = fpfl.tuning_cost(file, since=cost)
-    assert (len(after.fits), after.rounds) == (1, 4)
+    assert (len(after.fits), after.rounds) == (1, 5)
     assert after.epsilon == pytest.approx(after.fits[0].epsilon)
     assert after.before == pytest.approx(cost.share)
     assert after.left == pytest.approx(1 - cost.share - after.share)

@@ -126,11 +126,11 @@ def flat(row: dict, before: str = "") -> dict:
     found = {}
     for name, value in row.items():
         if isinstance(value, list):
-            found |= flat(dict(enumerate(value)), f"{before}{name}.")
-        elif isinstance(value, dict):
+            value = {str(i): each for i, each in enumerate(value)}
+        if isinstance(value, dict):
             found |= flat(value, f"{before}{name}.")
         else:
-            found[f"{before}{name}"] = value
+            found[before + name] = value
     return found
 
 

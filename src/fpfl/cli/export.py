@@ -93,6 +93,7 @@ def _rebuilt(run: Path) -> tuple[nn.Module, Schema, Config]:
     from safetensors.torch import load_file
 
     from fpfl.config import load_run_config, make_model
+    from fpfl.data.inputs import load_model
     from fpfl.data.schema import Schema
     from fpfl.runs.folder import CONFIG, MODEL, SCHEMA
 
@@ -112,7 +113,7 @@ def _rebuilt(run: Path) -> tuple[nn.Module, Schema, Config]:
             f"{file} is not what a run writes ({error}); put an intact copy in its place"
         ) from error
     try:
-        model.load_state_dict(load_file(run / MODEL))
+        model = load_model(model, load_file(run / MODEL))
     except Exception as error:  # a damaged file, or the weights of another network
         reason = str(error).splitlines()[0]
         raise ValueError(

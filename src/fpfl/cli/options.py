@@ -91,6 +91,15 @@ TestSet = Annotated[
 Hidden = Annotated[
     str | None, typer.Option(help="Sizes of hidden layers; 10 by default.", rich_help_panel=_PANEL)
 ]
+Measure = Annotated[
+    bool,
+    typer.Option(
+        "--measure/--no-measure",
+        help="Find out where columns lie of which the schema says a range alone, under --epsilon "
+        "where it is given; without, ranges are mapped as they are.",
+        rich_help_panel=_PANEL,
+    ),
+]
 Seed = Annotated[
     int | None,
     typer.Option(

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fpfl.config import Config, Loaded, config_of, load_data, make_constraint
+from fpfl.config import Config, Loaded, config_of, load_data, make_constraint, make_model
 from fpfl.data.federated import FederatedDataset
 from fpfl.data.schema import DRAFTED, Schema
 from fpfl.data.table_schema import (
@@ -29,7 +29,9 @@ from fpfl.training.defaults import (
     chosen_cohort,
     chosen_method,
     chosen_rate,
+    parameters_of,
 )
+from fpfl.training.inputs import Inputs
 
 Sections = dict[str, dict[str, Any]]
 
@@ -53,6 +55,7 @@ class TableOptions:
     test: str | None = None
     hidden: str | None = None
     seed: int | None = None
+    measure: bool = True
 
     @property
     def by(self) -> list[str | list[str]]:
@@ -155,7 +158,9 @@ def _check(options: TableOptions, schema: TableSchema, origin: Path) -> None:
 def _sections(options: TableOptions, schema: TableSchema) -> Sections:
     """What the options say; what they leave open is filled in when the data is there."""
     sections: Sections = {
-        "data": {"table": options.data.as_posix()} | _test(options.test),
+        "data": {"table": options.data.as_posix()}
+        | _test(options.test)
+        | ({} if options.measure else {"measure": False}),
         "training": {"suggested": bool(options.by and options.epsilon is not None)},
     }
     if options.hidden is not None:
@@ -227,7 +232,18 @@ def _fill(
     constraint = make_constraint(config, schema)
     privacy = None
     if options.epsilon is not None:
-        clip = chosen_clip(None, constraint, schema)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # training itself will say what there is to say
+            clip = chosen_clip(
+                None,
+                Privacy(options.epsilon, None, 1.0, options.delta),
+                constraint,
+                schema,
+                population=population,
+                cohort=training["cohort"],
+                rounds=rounds,
+                parameters=parameters_of(make_model(config, schema)),
+            )
         given = {name: value for name, value in asdict(clip).items() if value is not None}
         adapts = given.pop("adapts", None)
         sections["privacy.clip"] = given
@@ -240,14 +256,16 @@ def _fill(
             training["learning_rate"] = chosen_rate(
                 privacy, constraint, schema, population, training["cohort"], rounds
             )
-    if constraint is not None and privacy is None:
-        method = chosen_method(constraint, private=False)
-        spread = "none" if method.spread is None else method.spread
-        sections["method"] |= {
-            "damping": method.damping,
-            "tolerance": "constraint" if method.tolerance is None else method.tolerance,
-            "spread": spread,
-        }
+    if constraint is not None:
+        method = chosen_method(constraint, schema, private=privacy is not None, rounds=rounds)
+        own: dict[str, Any] = {"patience": "none" if method.patience is None else method.patience}
+        if privacy is None:
+            own |= {
+                "damping": method.damping,
+                "tolerance": "constraint" if method.tolerance is None else method.tolerance,
+                "spread": "none" if method.spread is None else method.spread,
+            }
+        sections["method"] |= own
     if constraint is None:
         # The best of many cohorts is picked by chance where there is nothing else to judge by.
         training["selection"] = "average"
@@ -294,6 +312,14 @@ def _notes(
                 "takes for public; declare population = ... in the schema if you know a public "
                 "number."
             )
+    found = Inputs.of(people, None, measure=options.measure)
+    if found is not None and found.wanted:
+        names = ", ".join(column.name for column in found.wanted)
+        how = "exactly" if options.epsilon is None else "once, privately, within ε"
+        notes.append(
+            f"Measured {how}, to scale them, before the first round: {names}. Declare what is "
+            "public about them (centre, scale, shares), or give --no-measure."
+        )
     if not options.by:
         names = ",".join(a.name for a in schema.attributes) or "sex"
         notes.append(

@@ -88,6 +88,7 @@ def train(
     test: options.TestSet = None,
     hidden: options.Hidden = None,
     seed: options.Seed = None,
+    measure: options.Measure = True,
 ) -> None:
     """Train by a config, or on a table; the run is kept in a folder and can be resumed.
 
@@ -111,6 +112,7 @@ def train(
         "test": test,
         "hidden": hidden,
         "seed": seed,
+        "measure": None if measure else False,
     }
     if data is not None:
         if config is not None:
@@ -118,6 +120,7 @@ def train(
         _train_table(data, out, simulation, chosen, watching)
         return
     given = sorted(f"--{name}" for name, value in chosen.items() if value is not None)
+    given = ["--no-measure" if name == "--measure" else name for name in given]
     if config is None or given:
         what = f"{', '.join(given)} without --data" if given else "neither a config nor --data"
         raise ValueError(f"{what}; give fpfl train CONFIG.toml --out RUN, or --data FILE.csv")
@@ -142,8 +145,11 @@ def _train_table(
 
     out = free_folder(data) if out is None else out
     origin = _origin(Path(), chosen["seed"])
+    options = TableOptions(data, **chosen | {"measure": chosen["measure"] is None})
     plan = planned(
-        TableOptions(data, **chosen), Path(origin["folder"]), int(origin["partition_seed"])
+        options,
+        Path(origin["folder"]),
+        int(origin["partition_seed"]),
     )
     alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
     if alone or os.environ.get("RANK") == "0":

@@ -75,7 +75,8 @@ class DataConfig(_Section):
     each declared attribute) and ``users``. A table is a CSV or Parquet file
     with a schema of its own (``schema_file``, or here). A population folder has its schema with it
     and is read lazily. ``test`` is of the same kind as the training data; of a table's users a
-    share may be ``held_out`` instead.
+    share may be ``held_out`` instead. Its columns are scaled by what is declared and, where that is
+    a range alone, found out, under ε where there is one; not with ``measure = false``.
     """
 
     name: str | None = None
@@ -86,6 +87,7 @@ class DataConfig(_Section):
     test: Path | None = None
     held_out: Annotated[Number, Field(gt=0.0, lt=1.0)] | None = None
     schema_file: Path | None = None
+    measure: Annotated[bool, Field(strict=True)] = True
     # Named so in the file; `schema` itself is taken in pydantic.
     declared: SchemaConfig | None = Field(default=None, alias="schema")
     # A table's, which is checked where tables are read.
@@ -129,7 +131,7 @@ class DataConfig(_Section):
         elif self.folder is not None:
             others.add("declared")  # the schema is in the folder
         if self.table is None:
-            others |= {"schema_file", "held_out"}
+            others |= {"schema_file", "held_out", "measure"}
         lost = sorted(others & self.model_fields_set)
         if lost:
             raise ValueError(f"{lost} do not apply to this source of data; remove them")

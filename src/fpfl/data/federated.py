@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from fpfl.data.checks import check_shapes, check_values, refusing
+from fpfl.data.inputs import InputColumn
 from fpfl.data.prefetch import prefetch
 from fpfl.data.schema import Attribute, Schema
 from fpfl.numerics.randomness import stream
@@ -47,6 +48,9 @@ class FederatedDataset:
     lazy
         The population stays where it is and is read user by user: the tensors are mapped files,
         which need not fit in memory and must not be written to. `open` makes such datasets.
+    columns
+        What is public about the table's columns that the features are from, by which training
+        scales them (`fpfl.data.inputs`); none where features are used as they are.
 
     Notes
     -----
@@ -63,6 +67,7 @@ class FederatedDataset:
     schema: Schema
     lazy: bool = field(default=False, kw_only=True)
     checked: bool = field(default=True, kw_only=True)
+    columns: tuple[InputColumn, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "offsets", self.offsets.cpu())
@@ -318,6 +323,7 @@ class FederatedDataset:
             _offsets(sizes),
             replace(self.schema, population=None, samples_per_user=samples_per_user),
             checked=self.checked or self.lazy,
+            columns=self.columns,
         )
 
     def _in_memory(self, what: str, instead: str) -> None:

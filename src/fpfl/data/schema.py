@@ -9,8 +9,8 @@ Scaling by declared ranges costs no privacy, unlike a mean read from the data.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
@@ -22,6 +22,7 @@ from fpfl.fairness.groups import Attribute
 __all__ = ["DRAFTED", "Attribute", "Schema", "Source", "Task"]
 
 Task = Literal["binary", "multiclass", "regression"]
+ClassWeights = Mapping[Any, float] | Sequence[float]
 Source = Literal["declared", "data"]
 
 DRAFTED = (
@@ -58,6 +59,12 @@ class Schema:
     class_names
         What the classes 0 ... classes − 1 stand for, where it is declared; of two, the second is
         the positive one. Data whose schema names none is of the same kind.
+    label_unit
+        For regression: (c, w), where a model's output o stands for c + w o while it is trained; by
+        default the range, (low, high − low). Training sets it (`fpfl.data.inputs`).
+    class_weights
+        What a sample's loss is multiplied by, for each class; rates count samples as they are. It
+        is declared: shares that were counted in the data would be a release of their own.
     """
 
     shape: tuple[int, ...]
@@ -70,6 +77,8 @@ class Schema:
     samples_per_user: float | None = None
     source: Source = "declared"
     class_names: tuple[str, ...] | None = None
+    label_unit: tuple[float, float] | None = None
+    class_weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         shape = (self.shape,) if isinstance(self.shape, int) else tuple(self.shape)
@@ -90,6 +99,12 @@ class Schema:
             raise ValueError(
                 f"class_names is {self.class_names} for classes = {self.classes}; expected a name "
                 "for each class, and each once"
+            )
+        weights = self.class_weights
+        if weights is not None and (len(weights) != self.classes or not min(weights) > 0.0):
+            raise ValueError(
+                f"class_weights is {weights} for classes = {self.classes}; expected a positive "
+                "number for each class"
             )
         names = [attribute.name for attribute in self.attributes]
         if len(set(names)) != len(names):
@@ -121,6 +136,8 @@ class Schema:
             ),
             ("source", self.source in get_args(Source), "'declared' or 'data'"),
             ("class_names", _maybe_each(self.class_names, _text), "a text for each class"),
+            ("class_weights", _maybe_each(self.class_weights, _finite), "a number for each class"),
+            ("label_unit", self.label_unit is None or _range(self.label_unit), "(c, w)"),
         ):
             if not good:
                 raise ValueError(f"{what} is {getattr(self, what)!r}; expected {expected}")
@@ -148,11 +165,50 @@ class Schema:
         if self.source == "data":
             raise ValueError(DRAFTED.format(where="use"))
 
+    def weighing(self, weights: ClassWeights | None) -> Schema:
+        """The same with weights of its classes; None leaves it as it is.
+
+        ``weights`` are a number for each class, or numbers by class name (or number): those that
+        are not named weigh 1.
+        """
+        if weights is None:
+            return self
+        if isinstance(weights, str):
+            raise ValueError(
+                f"class weights are {weights!r}; what balances classes is their shares, and to "
+                "count those in the data is a release that no ε covers. Declare numbers, e.g. "
+                "{'yes': 4.5, 'no': 0.56}: 1/(C · share) by shares that are public"
+            )
+        if self.classes is None:
+            raise ValueError("class weights were given for a regression, which has no classes")
+        if isinstance(weights, Mapping):
+            known = {str(k): k for k in range(self.classes)}
+            known |= {name: k for k, name in enumerate(self.class_names or ())}
+            strange = [name for name in weights if str(name) not in known]
+            if strange:
+                raise ValueError(f"class weights name {strange}; the classes are {sorted(known)}")
+            by_class = {known[str(name)]: float(weight) for name, weight in weights.items()}
+            if len(by_class) < len(weights):
+                raise ValueError(f"class weights are {dict(weights)}; name each class once")
+            weights = [by_class.get(k, 1.0) for k in range(self.classes)]
+        found = tuple(map(float, weights))
+        if self.class_weights not in (None, found):
+            raise ValueError(
+                f"class weights are {found}, and the schema declares {self.class_weights}; give "
+                "them in one place"
+            )
+        return replace(self, class_weights=found)
+
     def as_dict(self) -> dict[str, Any]:
         """As plain values, for JSON; without class names where there are none, as files were."""
         values = asdict(self)
-        if self.class_names is None:
-            del values["class_names"]
+        for name in (
+            "class_names",
+            "label_unit",
+            "class_weights",
+        ):  # as files were before there were any
+            if values[name] is None:
+                del values[name]
         return values
 
     @classmethod

@@ -43,6 +43,8 @@ def toml_key(name: str) -> str:
 Scalar = str | int | float | bool
 Missing = Literal["refuse", "drop"]
 Outside = Literal["refuse", "clamp"]
+Tail = Literal["long"]
+Transform = Literal["log"]
 
 SEPARATORS = (",", ";", "\t", "|")
 OTHER, LACKING = "(other)", "(missing)"
@@ -68,6 +70,10 @@ class Label:
         For a regression: whether a label outside the range is an error, or moved to its end.
     merged
         The cells that mean a class, for classes that stand for others than themselves.
+    weights
+        What a sample's loss is multiplied by, by class; those that are not named weigh 1.
+    centre, scale
+        For a regression: where labels lie and how far they spread, where that is public.
     """
 
     column: str
@@ -76,6 +82,9 @@ class Label:
     missing: Missing = "refuse"
     outside: Outside = "refuse"
     merged: tuple[tuple[Scalar, tuple[Scalar, ...]], ...] = ()
+    centre: float | None = None
+    scale: float | None = None
+    weights: tuple[tuple[str, float], ...] = ()
 
     @property
     def cells(self) -> tuple[tuple[Scalar, ...], ...]:
@@ -92,6 +101,11 @@ class Label:
         if self.classes is not None:
             _check_values(f"the label {self.column!r}", self.classes)
             self._check_merged(self.classes)
+            if self.centre is not None or self.scale is not None:
+                raise ValueError(
+                    f"the label {self.column!r} has classes, and centre and scale are about the "
+                    "numbers of a regression; leave them out"
+                )
         elif self.range is not None:
             _check_range(f"the label {self.column!r}", self.range)
             if self.merged:
@@ -99,6 +113,7 @@ class Label:
                     f"the label {self.column!r} has a range, and label.merged is about classes; "
                     "give one of the two"
                 )
+            _check_spread(f"the label {self.column!r}", self.range, self.centre, self.scale)
         for name, given, known in (
             ("missing", self.missing, get_args(Missing)),
             ("outside", self.outside, get_args(Outside)),
@@ -127,7 +142,9 @@ class NumberColumn:
     ``indicator`` a second feature says that it was missing.
 
     Where they are known, ``centre`` and ``scale`` say where the values lie and how far they spread:
-    from public knowledge, or, with ``measured``, from a private measurement.
+    from public knowledge, or, with ``measured``, from a private measurement. ``tail`` is "long"
+    where most values are near 0 and a few are far from it: then bins are finer near 0.
+    ``transform`` is "log" where the network should see the value's logarithm (`fpfl.data.inputs`).
     """
 
     name: str
@@ -136,22 +153,20 @@ class NumberColumn:
     centre: float | None = None
     scale: float | None = None
     measured: bool = False
+    tail: Tail | None = None
+    transform: Transform | None = None
 
     def __post_init__(self) -> None:
         where = f"the feature {self.name!r}"
         _check_range(where, self.range)
-        if (self.centre is None) != (self.scale is None):
-            raise ValueError(
-                f"{where} has centre = {self.centre} and scale = {self.scale}; give both or neither"
-            )
-        if self.centre is not None and self.scale is not None:
-            low, high = self.range
-            if not (low <= self.centre <= high and 0 < self.scale <= high - low):
-                raise ValueError(
-                    f"{where} has centre = {self.centre:g} and scale = {self.scale:g}; expected a "
-                    f"centre in its range [{low:g}, {high:g}], and a scale that is positive and no "
-                    "wider than it"
-                )
+        for name, given, known in (
+            ("tail", self.tail, get_args(Tail)),
+            ("transform", self.transform, get_args(Transform)),
+        ):
+            if given is not None and given not in known:
+                words = " or ".join(map(repr, known))
+                raise ValueError(f"{where}: {name} is {given!r}; expected {words}, or leave it out")
+        _check_spread(where, self.range, self.centre, self.scale)
         _check_measured(where, self.measured, self.given)
 
     @property
@@ -322,7 +337,7 @@ class TableSchema:
         samples, classes = self.samples_per_user, self.label.classes
         if samples is None and self.user is None:
             samples = 1.0
-        return Schema(
+        found = Schema(
             shape=(len(names),),
             classes=None if classes is None else len(classes),
             class_names=None if classes is None else tuple(map(_text, classes)),
@@ -337,6 +352,7 @@ class TableSchema:
             samples_per_user=samples,
             source=self.source,
         )
+        return found.weighing(dict(self.label.weights) or None)
 
     def toml(self, section: str = "") -> str:
         """As TOML, under a section of another file where one is named."""
@@ -357,9 +373,17 @@ class TableSchema:
                 lines.append(f"positive = {toml_value(self.label.classes[1])}")
         if self.label.range is not None:
             lines.append(f"range = {toml_list(map(_plain, self.label.range))}")
+        if self.label.centre is not None and self.label.scale is not None:
+            lines += [
+                f"centre = {_plain(self.label.centre)}",
+                f"scale = {_plain(self.label.scale)}",
+            ]
         for name, value in (("missing", self.label.missing), ("outside", self.label.outside)):
             if value != "refuse":
                 lines.append(f'{name} = "{value}"')
+        if self.label.weights:
+            lines += ["", f"[{dot}label.weights]"]
+            lines += [f"{toml_key(n)} = {toml_value(w)}" for n, w in self.label.weights]
         if self.label.merged:
             lines += ["", f"[{dot}label.merged]"]
             lines += [f"{toml_key(_text(n))} = {toml_list(c)}" for n, c in self.label.merged]
@@ -381,6 +405,8 @@ class TableSchema:
                     parts.append("indicator = true")
                 if f.centre is not None and f.scale is not None:
                     parts += [f"centre = {_plain(f.centre)}", f"scale = {_plain(f.scale)}"]
+                words = (("tail", f.tail), ("transform", f.transform))
+                parts += [f"{name} = {toml_value(word)}" for name, word in words if word]
             if f.measured:
                 parts.append('source = "measured"')
             lines.append(f"{toml_key(f.name)} = {{ {', '.join(parts)} }}")
@@ -398,6 +424,20 @@ def _check_range(where: str, given: tuple[float, float]) -> None:
         raise ValueError(
             f"{where} has the range [{low:g}, {high:g}]; expected low < high, within ±1e30"
         )
+
+
+def _check_spread(
+    where: str, range: tuple[float, float], centre: float | None, scale: float | None
+) -> None:
+    if (centre is None) != (scale is None):
+        raise ValueError(f"{where} has centre = {centre} and scale = {scale}; give both or neither")
+    if centre is not None and scale is not None:
+        low, high = range
+        if not (low <= centre <= high and 0 < scale <= high - low):
+            raise ValueError(
+                f"{where} has centre = {centre:g} and scale = {scale:g}; expected a centre in its "
+                f"range [{low:g}, {high:g}], and a scale that is positive and no wider than it"
+            )
 
 
 def _check_measured(where: str, measured: bool, given: bool) -> None:
@@ -480,7 +520,7 @@ def _measured_at(given: Mapping[str, Any]) -> MeasuredAt | None:
 
 def _label(given: Mapping[str, Any]) -> Label:
     known = {"column", "classes", "positive", "range", "missing", "outside", "merged"}
-    _known(given, "[label]", known)
+    _known(given, "[label]", known | {"centre", "scale", "weights"})
     column = given.get("column")
     if not isinstance(column, str):
         raise ValueError(f"label.column is {column!r}; expected the name of the label's column")
@@ -500,7 +540,22 @@ def _label(given: Mapping[str, Any]) -> Label:
         given.get("missing", "refuse"),
         given.get("outside", "refuse"),
         _merged(given, classes or ()),
+        _finite(given, "centre", "[label]"),
+        _finite(given, "scale", "[label]"),
+        _weights(given),
     )
+
+
+def _weights(given: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
+    """What samples of a class weigh: ``weights = { yes = 4 }``."""
+    weights = given.get("weights", {})
+    where = "label.weights"
+    if not isinstance(weights, Mapping):
+        raise ValueError(
+            f"{where} is {weights!r}; expected numbers by class, e.g. weights = {{ yes = 4 }}. "
+            "They are declared: shares counted in the data would be a release of their own"
+        )
+    return tuple((name, _finite(weights, name, where) or 0.0) for name in weights)
 
 
 def _merged(
@@ -529,7 +584,8 @@ def _feature(name: str, given: Any) -> NumberColumn | CategoryColumn:
         numbers = isinstance(given, list) and all(map(_number, given))
         given = {"range" if numbers else "values": given}
     if "range" in given:
-        _known(given, where, {"range", "indicator", "centre", "scale", "source"})
+        known = {"range", "indicator", "centre", "scale", "source", "tail", "transform"}
+        _known(given, where, known)
         return NumberColumn(
             name,
             _range(given["range"], where),
@@ -537,6 +593,8 @@ def _feature(name: str, given: Any) -> NumberColumn | CategoryColumn:
             _finite(given, "centre", where),
             _finite(given, "scale", where),
             _is_measured(given, where),
+            given.get("tail"),
+            given.get("transform"),
         )
     _known(given, where, {"values", "shares", "source"})
     values = _scalars(given.get("values"), where)

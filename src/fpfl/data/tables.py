@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from fpfl.data.checks import checked_by_user, refusing
 from fpfl.data.federated import MOST_MISSING, FederatedDataset
-from fpfl.data.schema import scale_by_ranges
+from fpfl.data.inputs import InputColumn, tail_threshold
+from fpfl.data.schema import HALF_WIDTH, scale_by_ranges
 from fpfl.data.table_files import Rows, bare, table_rows, title
 from fpfl.data.table_schema import (
     CategoryColumn,
@@ -147,6 +148,49 @@ def _dataset(
         torch.from_numpy(attributes[order]),
         torch.from_numpy(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)),
         schema.schema(),
+        columns=input_columns(schema),
+    )
+
+
+def input_columns(schema: TableSchema) -> tuple[InputColumn, ...]:
+    """What the schema says about the inputs that its features become, in their units.
+
+    A range [low, high] is mapped to [−3, 3]: a unit of the table is 6/(high − low) of an input's.
+    """
+    found: list[InputColumn] = []
+    first = 0
+    for feature in schema.features:
+        if isinstance(feature, NumberColumn):
+            found.append(number_input(feature, first))
+        else:
+            shares = feature.shares
+            if shares is not None:
+                shares = (*shares, max(0.0, 1.0 - math.fsum(shares)))
+            size = len(feature.outputs)
+            found.append(InputColumn(feature.name, first, size, number=False, shares=shares))
+        first += len(feature.outputs)
+    label = schema.label
+    if label.range is not None:
+        number = NumberColumn(label.column, label.range, centre=label.centre, scale=label.scale)
+        found.append(number_input(number, first))
+    return tuple(found)
+
+
+def number_input(feature: NumberColumn, first: int) -> InputColumn:
+    """The input that a number becomes, and, with an indicator, the one behind it."""
+    low, high = feature.range
+    unit = 2.0 * HALF_WIDTH / (high - low)
+    middle = low / 2 + high / 2
+    long = feature.tail is not None or feature.transform is not None
+    return InputColumn(
+        feature.name,
+        first,
+        indicator=first + 1 if feature.indicator else None,
+        centre=None if feature.centre is None else (feature.centre - middle) * unit,
+        width=None if feature.scale is None else feature.scale * unit,
+        origin=-middle * unit if long else 0.0,
+        threshold=tail_threshold(low, high) * unit if long else None,
+        log=feature.transform == "log",
     )
 
 

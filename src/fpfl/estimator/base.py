@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fpfl.data.federated import FederatedDataset
-from fpfl.data.schema import Schema
+from fpfl.data.inputs import InputColumn
+from fpfl.data.schema import ClassWeights, Schema
 from fpfl.estimator.data import (
     LIMIT,
     Network,
@@ -46,6 +47,7 @@ from fpfl.training.defaults import (
     chosen_cohort,
     chosen_method,
     chosen_rate,
+    parameters_of,
 )
 from fpfl.training.models import SHALLOW
 from fpfl.training.run import Run, evaluate_model
@@ -106,6 +108,10 @@ UNSCALED = (
 )
 
 
+LABEL = "(label)"
+"""What a regression's label is called among the columns: no feature has that name by chance."""
+
+
 @dataclass(frozen=True)
 class Fitting:
     """A fit before its training: alone and in a search it is the same one.
@@ -164,6 +170,7 @@ class FairPrivateBase(BaseEstimator):
         method: Method | None = None,
         normaliser: Literal["users", "samples"] | float = "users",
         feature_range: Any = None,
+        measure: bool = True,
         ledger: str | os.PathLike[str] | None = None,
         random_state: Any = None,
         verbose: int = 0,
@@ -181,6 +188,7 @@ class FairPrivateBase(BaseEstimator):
         self.method = method
         self.normaliser = normaliser
         self.feature_range = feature_range
+        self.measure = measure
         self.ledger = ledger
         self.random_state = random_state
         self.verbose = verbose
@@ -192,6 +200,10 @@ class FairPrivateBase(BaseEstimator):
     def _codes(self, y: Any) -> NDArray[Any] | None:
         """Labels of held-out rows as training has them; None where one is of no known class."""
         raise NotImplementedError
+
+    def _class_weights(self, labels: NDArray[Any]) -> ClassWeights | None:
+        """What samples of each class weigh; None for all the same."""
+        return None
 
     def _fit(self, fitting: Fitting) -> Self:
         """Train by itself; called by ``fit``, about whose caller the warnings are."""
@@ -239,10 +251,17 @@ class FairPrivateBase(BaseEstimator):
             population=population,
             samples_per_user=len(X) / (population or seen),
         )
+        schema = schema.weighing(self._class_weights(labels))
         constraint = chosen_constraint(self.constraint, self.tolerance, schema)
         scaling = Scaling.of(X, self.feature_range, private=self.epsilon is not None)
         unscaled = self.epsilon is not None and scaling.ranges is None
         data = FederatedDataset.from_samples(scaling(X), labels, codes, schema, numbers)
+        if scaling.ranges is not None:
+            # What training is to find out about them: nothing is known but their ranges.
+            found = schema.feature_names or tuple(f"feature {n}" for n in range(X.shape[1]))
+            found = (*found, *([] if label_range is None else [LABEL]))
+            columns = tuple(InputColumn(name, n) for n, name in enumerate(found))
+            data = replace(data, columns=columns)
         with warnings.catch_warnings():
             # Training itself will say what there is to say.
             warnings.simplefilter("ignore", FpflWarning)
@@ -261,10 +280,14 @@ class FairPrivateBase(BaseEstimator):
             seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         cohort = chosen_cohort(data.K) if self.cohort is None else whole(self.cohort)
         check_numbers(data.K, cohort, rounds, None, 1.0)
-        privacy = None
+        model, privacy = network(self.model, self.hidden, schema, seed), None
         if self.epsilon is not None:
-            clip = chosen_clip(self.clip, constraint, schema)
-            privacy = Privacy(self.epsilon, None, clip, self.delta, neighbours=neighbours)
+            privacy = Privacy(self.epsilon, None, 1.0, self.delta, neighbours=neighbours)
+            clip = chosen_clip(
+                self.clip, privacy, constraint, schema, population=data.K, cohort=cohort,
+                rounds=rounds, parameters=parameters_of(model),
+            )  # fmt: skip
+            privacy = replace(privacy, clip=clip)
         rate = self.learning_rate
         if rate is None:
             rate = chosen_rate(privacy, constraint, schema, data.K, cohort, rounds)
@@ -272,7 +295,7 @@ class FairPrivateBase(BaseEstimator):
             rate *= public_normaliser(self.normaliser, cohort, schema) / cohort
         method = self.method
         if constraint is not None and method is None:
-            method = chosen_method(constraint, private=privacy is not None)
+            method = chosen_method(constraint, schema, private=privacy is not None, rounds=rounds)
         settings = {
             "cohort": cohort,
             "rounds": rounds,
@@ -282,11 +305,12 @@ class FairPrivateBase(BaseEstimator):
             "clip": None if privacy else self.clip,
             "learning_rate": rate,
             "normaliser": self.normaliser,
+            "measure": bool(self.measure),
             # The best of many cohorts is chance where there is nothing else to judge by.
             "selection": "average" if constraint is None else None,
             "seed": seed,
         }
-        return Job(network(self.model, self.hidden, schema, seed), data, settings)
+        return Job(model, data, settings)
 
     def _train(self, job: Job) -> Run:
         """Train, shown and charged as asked."""
@@ -349,6 +373,8 @@ class FairPrivateBase(BaseEstimator):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        # Written by a version that mapped ranges as they are.
+        self.__dict__.setdefault("measure", False)
         if self.__dict__.get("_named"):
             name, tolerance = self._named
             made = named_constraint(name, tolerance, self.schema_)

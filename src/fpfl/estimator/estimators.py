@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fpfl.data.schema import ClassWeights
 from fpfl.estimator.base import (
     ClassifierMixin,
     FairPrivateBase,
@@ -71,11 +72,18 @@ class FairPrivateClassifier(ClassifierMixin, FairPrivateBase):
         answers counts at once and steers towards three quarters of the tolerance.
     normaliser
         As in `fpfl.train`.
+    class_weight
+        What a row's loss is multiplied by, by label, e.g. ``{"yes": 4}`` (others 1). ``"balanced"``
+        counts the labels in y: without privacy alone, for it would be a release of its own.
     feature_range
         The public (low, high) of each feature, or one pair for all: features are clamped to it
-        and scaled. Without it they are standardised by the data's means and deviations; with
-        ``epsilon``, where that would be a release without noise, they are used as they are and
-        clamped to [-5, 5], with a warning.
+        and scaled, see ``measure``. Without it they are standardised by the data's means and
+        deviations; with ``epsilon``, where that would be a release without noise, they are used as
+        they are and clamped to [-5, 5], with a warning.
+    measure
+        With ``feature_range``: also find out where in their ranges features lie, and scale them by
+        their medians and spreads. With ``epsilon`` that is a private release before the first
+        round, within the same ε. False: ranges are mapped as they are.
     ledger
         The file of a `fpfl.PopulationLedger` that every fit is charged to, so that a search over
         settings adds up. Its population is the number of users: those who have no rows in a fold
@@ -111,11 +119,55 @@ class FairPrivateClassifier(ClassifierMixin, FairPrivateBase):
     pipeline, is not covered by ε, and neither is a score on data that is not public.
 
     Without privacy ``fit`` warns of a collapsed model (`fpfl.fairness.collapse_in_words`): one that
-    hardly tells the labels apart. With privacy the rows are a secret, and it says nothing; look at
-    public rows, e.g. with ``scoring="balanced_accuracy"``.
+    hardly tells the labels apart. With privacy the rows are a secret; then, by released totals, it
+    warns where that is clear (``run_.collapse``). On public rows ``scoring="balanced_accuracy"``
+    says it.
     """
 
     classes_: NDArray[Any]
+
+    def __init__(
+        self,
+        *,
+        constraint: str | Constraint | None = None,
+        tolerance: float | None = None,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        class_weight: Mapping[Any, float] | str | None = None,
+        hidden: Sequence[int] = SHALLOW,
+        model: Network | None = None,
+        cohort: int | None = None,
+        rounds: int | None = None,
+        learning_rate: float | None = None,
+        clip: float | Clipping | None = None,
+        method: Method | None = None,
+        normaliser: Literal["users", "samples"] | float = "users",
+        feature_range: Any = None,
+        measure: bool = True,
+        ledger: str | os.PathLike[str] | None = None,
+        random_state: Any = None,
+        verbose: int = 0,
+    ) -> None:
+        super().__init__(
+            constraint=constraint, tolerance=tolerance, epsilon=epsilon, delta=delta, hidden=hidden,
+            model=model, cohort=cohort, rounds=rounds, learning_rate=learning_rate, clip=clip,
+            method=method, normaliser=normaliser, feature_range=feature_range, measure=measure,
+            ledger=ledger, random_state=random_state, verbose=verbose,
+        )  # fmt: skip
+        self.class_weight = class_weight
+
+    def _class_weights(self, labels: NDArray[Any]) -> ClassWeights | None:
+        given = self.class_weight
+        if given == "balanced" and self.epsilon is None:  # then shares are no secret
+            count = np.bincount(labels, minlength=len(self.classes_))
+            return [float(weight) for weight in len(labels) / (len(count) * count)]
+        if not isinstance(given, Mapping):
+            return given  # type: ignore[return-value]  # a text is refused, with a reason
+        ours = self.classes_.tolist()
+        strange = [label for label in given if label not in ours]
+        if strange:
+            raise ValueError(f"class_weight names {strange}; the labels in y are {ours}")
+        return [float(given.get(label, 1.0)) for label in ours]
 
     def fit(self, X: Any, y: Any, sensitive_features: Any = None, users: Any = None) -> Self:
         """Train.
@@ -178,7 +230,7 @@ class FairPrivateRegressor(RegressorMixin, FairPrivateBase):
         The public (low, high) of the label: labels and predictions are clamped to it. Without it
         it is read from y, and then it is no secret; with ``epsilon`` it must be given.
     tolerance, epsilon, delta, hidden, model, cohort, rounds, learning_rate, clip, method, \
-normaliser, feature_range, ledger, random_state, verbose
+normaliser, feature_range, measure, ledger, random_state, verbose
         As in `FairPrivateClassifier`; a network has one output, in units of the label range.
 
     Attributes
@@ -204,6 +256,7 @@ normaliser, feature_range, ledger, random_state, verbose
         method: Method | None = None,
         normaliser: Literal["users", "samples"] | float = "users",
         feature_range: Any = None,
+        measure: bool = True,
         ledger: str | os.PathLike[str] | None = None,
         random_state: Any = None,
         verbose: int = 0,
@@ -211,8 +264,8 @@ normaliser, feature_range, ledger, random_state, verbose
         super().__init__(
             constraint=constraint, tolerance=tolerance, epsilon=epsilon, delta=delta, hidden=hidden,
             model=model, cohort=cohort, rounds=rounds, learning_rate=learning_rate, clip=clip,
-            method=method, normaliser=normaliser, feature_range=feature_range, ledger=ledger,
-            random_state=random_state, verbose=verbose,
+            method=method, normaliser=normaliser, feature_range=feature_range, measure=measure,
+            ledger=ledger, random_state=random_state, verbose=verbose,
         )  # fmt: skip
         self.label_range = label_range
 

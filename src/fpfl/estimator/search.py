@@ -43,6 +43,7 @@ from fpfl.privacy.plan import PrivacyWarning
 from fpfl.sweeps.batch import ALONE_TOO, Job, trained
 from fpfl.sweeps.charges import Account, SweepCost, refusal
 from fpfl.training import FpflWarning
+from fpfl.training.inputs import Inputs
 from fpfl.training.run import Run
 from fpfl.training.spec import TrainingSpec, check_data, prepared
 from fpfl.users import task
@@ -70,12 +71,13 @@ COLLAPSED = (
 
 @dataclass(frozen=True)
 class Charge:
-    """What one fit takes of a ledger: its rounds, each of a mechanism."""
+    """What one fit takes of a ledger: its rounds, each of a mechanism, and a measurement."""
 
     number: int
     rounds: int
     mechanism: Mechanism
     ledger: Any
+    measurement: Mechanism | None = None
 
     def __str__(self) -> str:
         return f"fit {self.number}"
@@ -353,7 +355,8 @@ class FairGridSearchCV(MetaEstimatorMixin, BaseEstimator):
             if estimator.ledger is not None:
                 assert spec.plan is not None  # an estimator without ε refuses a ledger
                 mechanism = Mechanism.of(spec.plan)
-                charges.append(Charge(len(made), spec.rounds, mechanism, estimator.ledger))
+                before = Mechanism.measurement_of(spec.plan)
+                charges.append(Charge(len(made), spec.rounds, mechanism, estimator.ledger, before))
             if spec.constraint is not None:
                 table.tolerances[candidate] = spec.constraint.tolerance
             table.noted(fitting.notes)
@@ -404,11 +407,15 @@ class FairGridSearchCV(MetaEstimatorMixin, BaseEstimator):
                 f"the candidates have {len(ledgers)} ledgers; a search is about one population, so "
                 "give the estimator one, and none in param_grid"
             )
-        account = Account(ledgers[0], {each.number: each.mechanism for each in charges})
+        account = Account(
+            ledgers[0],
+            {each.number: each.mechanism for each in charges},
+            {each.number: each.measurement for each in charges if each.measurement is not None},
+        )
         asked = list(charges)
         if self.refit:
             # Which one will be chosen is not known; any of them has to be affordable.
-            kinds = {(each.mechanism, each.rounds): each for each in charges}
+            kinds = {(each.mechanism, each.measurement, each.rounds): each for each in charges}
             asked.append(max(kinds.values(), key=lambda each: account.cost([each]).share))
         cost = account.cost(asked)
         if not cost.fits:
@@ -535,8 +542,12 @@ def _rows(values: Any, numbers: NDArray[np.int64]) -> Any:
 def _settled(job: Job) -> TrainingSpec:
     """What `fpfl.train` makes of a job's settings: wrong ones are an error before any training."""
     flat, data = prepared(job.model, job.data, None)
-    given = {name: value for name, value in job.settings.items() if name != "seed"}
-    spec = TrainingSpec.settle(flat, data.schema, population=data.K, **given)
+    given = {n: v for n, v in job.settings.items() if n not in ("seed", "measure")}
+    measure = bool(job.settings.get("measure", True))
+    measurement = Inputs.measures(data, given.get("privacy"), measure=measure)
+    spec = TrainingSpec.settle(
+        flat, data.schema, population=data.K, measurement=measurement, **given
+    )
     if spec.privacy is None:
         check_data(data, spec.constraint)
     return spec
@@ -546,7 +557,7 @@ def _sharing(fitting: Fitting, known: list[FederatedDataset]) -> Fitting:
     """The same, with the data of an earlier fit where it is equal: candidates share folds."""
     data = fitting.job.data
     for other in known:
-        if data.schema == other.schema and all(
+        if (data.schema, data.columns) == (other.schema, other.columns) and all(
             torch.equal(getattr(data, name), getattr(other, name))
             for name in ("offsets", "labels", "attributes", "features")
         ):

@@ -121,7 +121,7 @@ class Tables:
             return None
         widths = 2 ** np.arange(self._done.bit_length())
         tables = self._sums[self._done] - self._sums[self._done - widths]
-        told = judged(tables, widths, self.known)
+        told = judged(tables, widths.astype(float), self.known)
         which = next((i for i, said in enumerate(told) if said is not None), len(told) - 1)
         metrics, accuracy = table_metrics(tables[which])
         return {

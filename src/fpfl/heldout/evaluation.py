@@ -11,6 +11,7 @@ from torch import nn
 
 from fpfl.aggregation import NoiseSource
 from fpfl.data.federated import FederatedDataset
+from fpfl.data.inputs import load_model
 from fpfl.data.schema import Schema
 from fpfl.fairness.constraints import Constraint
 from fpfl.heldout.estimates import Cells
@@ -174,8 +175,7 @@ def evaluate_run(
     opened = run if isinstance(run, OpenRun) else OpenRun(Path(run))
     opened.require_finished()
     path, own = opened.path, opened.ledger
-    model = copy.deepcopy(model)
-    model.load_state_dict(load_file(path / MODEL))
+    model = load_model(copy.deepcopy(model), load_file(path / MODEL))
     check_declared("zero-out", data.schema.population is not None)
     plan = plan_heldout(
         data.schema,

@@ -28,9 +28,6 @@ NOWHERE = -1
 
 MOST_BINS = 4096
 
-_THRESHOLD = 1e-3
-"""Symmetric-log bins are linear within this part of a range, where no threshold is declared."""
-
 
 @dataclass(frozen=True)
 class NumberCells:
@@ -153,11 +150,6 @@ class CategoryCells:
 
 
 Cells = NumberCells | CategoryCells
-
-
-def symlog_threshold(low: float, high: float) -> float:
-    """t where none is declared: a thousandth of the range's larger end."""
-    return _THRESHOLD * max(abs(low), abs(high))
 
 
 def places(columns: Sequence[Cells]) -> tuple[slice, ...]:

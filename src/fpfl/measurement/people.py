@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fpfl.data.federated import FederatedDataset
+from fpfl.data.inputs import tail_threshold
 from fpfl.data.schema import HALF_WIDTH
 from fpfl.data.table_schema import CategoryColumn, NumberColumn, TableSchema
 from fpfl.data.tables import STRANGE, table_columns
@@ -24,7 +25,6 @@ from fpfl.measurement.cells import (
     Ints,
     NumberCells,
     checked_columns,
-    symlog_threshold,
 )
 from fpfl.measurement.counting import CodedRows
 
@@ -158,7 +158,7 @@ def _number(
     threshold = None
     if name in symlog:
         given = symlog[name] if isinstance(symlog, Mapping) else None
-        threshold = symlog_threshold(low, high) if given is None else float(given)
+        threshold = tail_threshold(low, high) if given is None else float(given)
     return NumberCells(name, float(low), float(high), bins, threshold, missing)
 
 

@@ -59,6 +59,7 @@ def epsilon_poisson(
     rounds: int,
     delta: float,
     neighbours: Neighbours = "zero-out",
+    measurement: float | None = None,
 ) -> float:
     """ε at δ of T rounds of the Gaussian mechanism on Poisson-sampled cohorts.
 
@@ -75,6 +76,8 @@ def epsilon_poisson(
         δ in (0, 1).
     neighbours : {"zero-out", "add-remove", "replace-one"}, default "zero-out"
         What one user may change.
+    measurement : float, optional
+        Noise multiplier of a further release, in which everybody takes part for certain.
 
     Returns
     -------
@@ -87,6 +90,7 @@ def epsilon_poisson(
         whole_number("rounds", rounds, hint="give the number of rounds"),
         probability("delta", delta, hint="give the δ of (ε, δ)-differential privacy"),
         _relation(neighbours),
+        _measurement(measurement),
     )
 
 
@@ -96,6 +100,7 @@ def epsilon_without_replacement(
     cohort: int,
     rounds: int,
     delta: float,
+    measurement_in_sensitivities: float | None = None,
 ) -> float:
     """ε at δ of T rounds on cohorts of a fixed size, for replace-one neighbours.
 
@@ -108,6 +113,8 @@ def epsilon_without_replacement(
         K, m and T.
     delta : float
         δ in (0, 1).
+    measurement_in_sensitivities : float, optional
+        The noise of a further release over its sensitivity; everybody takes part for certain.
 
     Returns
     -------
@@ -125,6 +132,7 @@ def epsilon_without_replacement(
         size,
         whole_number("rounds", rounds, hint="give the number of rounds"),
         probability("delta", delta, hint="give the δ of (ε, δ)-differential privacy"),
+        _measurement(measurement_in_sensitivities),
     )
 
 
@@ -134,6 +142,7 @@ def calibrate_poisson(
     rounds: int,
     delta: float,
     neighbours: Neighbours = "zero-out",
+    measurement: float | None = None,
 ) -> float:
     """Noise multiplier s/C at which :func:`epsilon_poisson` is ``epsilon`` or just below."""
     return _calibrate_poisson(
@@ -142,11 +151,17 @@ def calibrate_poisson(
         whole_number("rounds", rounds, hint="give the number of rounds"),
         probability("delta", delta, hint="give the δ of (ε, δ)-differential privacy"),
         _relation(neighbours),
+        _measurement(measurement),
     )
 
 
 def calibrate_without_replacement(
-    epsilon: float, population: int, cohort: int, rounds: int, delta: float
+    epsilon: float,
+    population: int,
+    cohort: int,
+    rounds: int,
+    delta: float,
+    measurement_in_sensitivities: float | None = None,
 ) -> float:
     """Noise in sensitivities at which :func:`epsilon_without_replacement` is ``epsilon``.
 
@@ -160,6 +175,48 @@ def calibrate_without_replacement(
         size,
         whole_number("rounds", rounds, hint="give the number of rounds"),
         probability("delta", delta, hint="give the δ of (ε, δ)-differential privacy"),
+        _measurement(measurement_in_sensitivities),
+    )
+
+
+def measurement_noise(
+    epsilon: float | None,
+    noise_multiplier: float | None,
+    *,
+    q: float,
+    rounds: int,
+    delta: float,
+    sensitivity: float,
+    share: float,
+) -> float:
+    """σ₀ of the release that training measures its inputs by: it costs a few hundredths of ε.
+
+    With μ(ε) that of the Gaussian mechanism which is (ε, δ)-private, and a share a,
+
+        μ₀² = μ(ε)² − μ((1 − a) ε)²,    σ₀ = Δ/μ₀:
+
+    a Gaussian mechanism that costs (1 − a) ε, composed with this release, costs ε. Where σ is given
+    in place of ε, T rounds are taken for the one Gaussian mechanism that they are close to (Bu et
+    al. 2020), and μ₀² is a twentieth of its μ²:
+
+        μ₀² = μ²/20,    μ = q √(T (exp(Δ²/σ²) − 1)).
+
+    Both are rules by public numbers; what is promised is composed by the plan's own accountant.
+    """
+    if epsilon is not None:
+        whole = 1 / gaussian_noise_multiplier(epsilon, 1, delta)
+        rest = 1 / gaussian_noise_multiplier((1 - share) * epsilon, 1, delta)
+        return sensitivity / math.sqrt(whole**2 - rest**2)
+    noise = positive_number("noise_multiplier", noise_multiplier, hint="give s/C")
+    ratio = min((sensitivity / noise) ** 2, 50.0)
+    return sensitivity / (q * math.sqrt(rounds * math.expm1(ratio) / 20))
+
+
+def _measurement(noise: float | None) -> float | None:
+    if noise is None:
+        return None
+    return positive_number(
+        "measurement", noise, hint="give the noise of the release over its bound"
     )
 
 
@@ -184,22 +241,34 @@ def _dp_accounting() -> Any:
         raise MissingAccountantError(_MISSING) from error
 
 
-def _unamplified(noise: float, q: float, rounds: int, delta: float) -> float:
+def _unamplified(
+    noise: float, q: float, rounds: int, delta: float, measurement: float | None = None
+) -> float:
     """ε at δ against those who know the cohorts too; noise in sensitivities.
 
     Either for T participations, or for the R that the user exceeds with probability δ/2, at the
     other δ/2.
     """
     usual = participations_of_one(q, rounds, delta / 2)
-    return min(gaussian_epsilon(noise, rounds, delta), gaussian_epsilon(noise, usual, delta / 2))
+    return min(
+        gaussian_epsilon(noise, rounds, delta, measurement=measurement),
+        gaussian_epsilon(noise, usual, delta / 2, measurement=measurement),
+    )
+
+
+def _over(measurement: float | None, factor: float) -> float | None:
+    return None if measurement is None else measurement / factor
 
 
 # --- Poisson sampling ---------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=1024)
-def _epsilon_poisson(noise: float, q: float, rounds: int, delta: float, neighbours: str) -> float:
-    unamplified = _unamplified(noise / _factor(neighbours), q, rounds, delta)
+def _epsilon_poisson(
+    noise: float, q: float, rounds: int, delta: float, neighbours: str, measurement: float | None
+) -> float:
+    factor = _factor(neighbours)
+    unamplified = _unamplified(noise / factor, q, rounds, delta, _over(measurement, factor))
     if q == 1.0:
         return unamplified  # everyone takes part in every round: exact
     dp = _dp_accounting()
@@ -212,21 +281,27 @@ def _epsilon_poisson(noise: float, q: float, rounds: int, delta: float, neighbou
     if error < delta / 2:
         accountant = dp.pld.PLDAccountant(relation, _grid(noise, q, rounds, neighbours))
         accountant.compose(event, rounds)
+        if measurement is not None:
+            accountant.compose(dp.GaussianDpEvent(measurement))
         amplified = float(accountant.get_epsilon(delta - error))
     elif neighbours != "replace-one":
-        amplified = _renyi(dp, relation, event, rounds, delta)
+        amplified = _renyi(dp, relation, event, rounds, delta, measurement)
     else:
         return unamplified
     return min(amplified, unamplified)
 
 
-def _renyi(dp: Any, relation: Any, event: Any, rounds: int, delta: float) -> float:
+def _renyi(
+    dp: Any, relation: Any, event: Any, rounds: int, delta: float, measurement: float | None
+) -> float:
     """ε at δ of ``rounds`` times ``event`` by Rényi DP, the least over dp_accounting's orders."""
     accountant = dp.rdp.RdpAccountant(None, relation)
     accountant.compose(event, rounds)
     # A divergence below float precision comes out as 0, or even negative, and dp_accounting then
     # claims ε = 0. This much more per round covers the error and changes nothing else.
     accountant.compose(dp.ZCDpEvent(rho=0.0, xi=1e-15), rounds)
+    if measurement is not None:
+        accountant.compose(dp.GaussianDpEvent(measurement))
     return float(accountant.get_epsilon(delta))
 
 
@@ -259,16 +334,19 @@ def _log1p_scaled_exp(q: float, x: float) -> float:
 
 @lru_cache(maxsize=256)
 def _calibrate_poisson(
-    epsilon: float, q: float, rounds: int, delta: float, neighbours: str
+    epsilon: float, q: float, rounds: int, delta: float, neighbours: str, measurement: float | None
 ) -> float:
     factor = _factor(neighbours)
+    enough = gaussian_noise_multiplier(
+        epsilon, rounds, delta, sensitivity=factor, measurement=measurement
+    )
     if q == 1.0:
-        return gaussian_noise_multiplier(epsilon, rounds, delta, sensitivity=factor)
+        return enough
     return _calibrate(
-        lambda noise: _epsilon_poisson(noise, q, rounds, delta, neighbours),
+        lambda noise: _epsilon_poisson(noise, q, rounds, delta, neighbours, measurement),
         epsilon,
-        factor * _first_guess(epsilon, q, rounds, delta),
-        gaussian_noise_multiplier(epsilon, rounds, delta, sensitivity=factor),
+        factor * _first_guess(epsilon, q, rounds, delta, _over(measurement, factor)),
+        enough,
     )
 
 
@@ -282,15 +360,22 @@ _FIRST = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256, 5
 
 @lru_cache(maxsize=1024)
 def _epsilon_without_replacement(
-    noise: float, population: int, cohort: int, rounds: int, delta: float
+    noise: float,
+    population: int,
+    cohort: int,
+    rounds: int,
+    delta: float,
+    measurement: float | None,
 ) -> float:
-    unamplified = _unamplified(noise, cohort / population, rounds, delta)
+    unamplified = _unamplified(noise, cohort / population, rounds, delta, measurement)
     if cohort == population:
         return unamplified
 
     def at(orders: Iterable[int]) -> float:
         # Sums of logarithms err by a few units in the last place; this much more covers them.
         rho = {a: rounds * (fixed_size_renyi(a, noise, population, cohort) + 1e-15) for a in orders}
+        if measurement is not None:
+            rho = {a: value + a / (2 * measurement**2) for a, value in rho.items()}
         return min(renyi_epsilon(rho[order], order, delta) for order in rho)
 
     return min(_least_over_orders(at), unamplified)
@@ -316,28 +401,38 @@ def _least_over_orders(at: Callable[[Iterable[int]], float]) -> float:
 
 @lru_cache(maxsize=256)
 def _calibrate_without_replacement(
-    epsilon: float, population: int, cohort: int, rounds: int, delta: float
+    epsilon: float,
+    population: int,
+    cohort: int,
+    rounds: int,
+    delta: float,
+    measurement: float | None,
 ) -> float:
+    enough = gaussian_noise_multiplier(epsilon, rounds, delta, measurement=measurement)
     if cohort == population:
-        return gaussian_noise_multiplier(epsilon, rounds, delta)
+        return enough
     return _calibrate(
-        lambda noise: _epsilon_without_replacement(noise, population, cohort, rounds, delta),
+        lambda noise: _epsilon_without_replacement(
+            noise, population, cohort, rounds, delta, measurement
+        ),
         epsilon,
-        _first_guess(epsilon, cohort / population, rounds, delta),
-        gaussian_noise_multiplier(epsilon, rounds, delta),
+        _first_guess(epsilon, cohort / population, rounds, delta, measurement),
+        enough,
     )
 
 
 # --- Calibration --------------------------------------------------------------------------------
 
 
-def _first_guess(epsilon: float, q: float, rounds: int, delta: float) -> float:
+def _first_guess(
+    epsilon: float, q: float, rounds: int, delta: float, measurement: float | None
+) -> float:
     """Noise in sensitivities by the central limit theorem for sampled Gaussians.
 
     T rounds are close to one Gaussian mechanism with μ = q·√(T·(exp(1/σ²) − 1)) (Bu et al. 2020):
     solve for σ.
     """
-    mu = 1 / gaussian_noise_multiplier(epsilon, 1, delta)
+    mu = 1 / gaussian_noise_multiplier(epsilon, 1, delta, measurement=measurement)
     return 1 / math.sqrt(math.log1p((mu / q) ** 2 / rounds))
 
 

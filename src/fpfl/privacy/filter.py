@@ -123,6 +123,14 @@ class Mechanism:
             neighbours=plan.neighbours,
         )
 
+    @classmethod
+    def measurement_of(cls, plan: PrivacyPlan) -> Mechanism | None:
+        """The release before the first round, where the plan has one."""
+        if plan.measurement is None:
+            return None
+        users = plan.real_population or plan.population
+        return cls("all", users, users, plan.measurement, plan.neighbours)
+
     def as_dict(self) -> dict[str, Any]:
         """Return the fields in types that JSON knows."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
@@ -342,12 +350,16 @@ class ServerLimit:
         δ.
     cap : int, optional
         On participations, fixed at the start.
+    measurement : Mechanism, optional
+        The release before the first round, which everybody is in: μ² has its own besides, and no
+        cap is about it.
     """
 
     mechanism: Mechanism
     rounds: int
     delta: float
     cap: int | None = None
+    measurement: Mechanism | None = None
 
     @classmethod
     def of(cls, terms: Terms, limit: PrivacyFilter) -> ServerLimit:
@@ -355,8 +367,9 @@ class ServerLimit:
 
         Never less than the planned rounds: as long as nothing is changed, all of them may be used.
         """
-        rounds = max(terms.rounds, limit.room({}, terms.mechanism))
-        return cls(terms.mechanism, rounds, terms.delta, terms.cap)
+        before = {} if terms.measurement is None else {terms.measurement: 1}
+        rounds = max(terms.rounds, limit.room(before, terms.mechanism))
+        return cls(terms.mechanism, rounds, terms.delta, terms.cap, terms.measurement)
 
     @property
     def participations(self) -> int:
@@ -366,9 +379,13 @@ class ServerLimit:
     @property
     def epsilon(self) -> float:
         """ε at δ of the whole budget μ², which is what is promised."""
-        m = self.mechanism
+        m, before = self.mechanism, self.measurement
         return gaussian_epsilon(
-            m.noise_multiplier, self.participations, self.delta, sensitivity=m.sensitivity
+            m.noise_multiplier,
+            self.participations,
+            self.delta,
+            sensitivity=m.sensitivity,
+            measurement=None if before is None else before.noise_multiplier,
         )
 
     def fits(self, charges: Mapping[Mechanism, int]) -> bool:
@@ -391,8 +408,9 @@ def _square(mechanism: Mechanism) -> float:
 class Terms:
     """What a private run may cost, fixed before it begins.
 
-    ``budget`` is ε of the filter at ``delta`` and ``order``, in case settings are changed later;
-    None where no accountant was there to compute it. ``cap`` is on participations.
+    ``measurement`` is the release before the first round, where there is one. ``budget`` is ε of
+    the filter at ``delta`` and ``order``, in case settings are changed later; None where no
+    accountant was there to compute it. ``cap`` is on participations.
     """
 
     mechanism: Mechanism
@@ -401,9 +419,11 @@ class Terms:
     budget: float | None
     order: int | None
     cap: int | None = None
+    measurement: Mechanism | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """As plain values, for JSON."""
+        before = self.measurement
         return {
             "mechanism": self.mechanism.as_dict(),
             "rounds": self.rounds,
@@ -411,9 +431,14 @@ class Terms:
             "budget": self.budget,
             "order": self.order,
             "cap": self.cap,
+            **({} if before is None else {"measurement": before.as_dict()}),
         }
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> Terms:
         """The terms of plain values."""
-        return cls(**content | {"mechanism": Mechanism.from_dict(content["mechanism"])})
+        named = {n: Mechanism.from_dict(content[n]) for n in _MECHANISMS if n in content}
+        return cls(**content | named)
+
+
+_MECHANISMS = ("mechanism", "measurement")

@@ -53,7 +53,12 @@ def gaussian_delta(epsilon: float, mu: float) -> float:
 
 
 def gaussian_epsilon(
-    noise_multiplier: float, participations: int, delta: float, *, sensitivity: float = 1.0
+    noise_multiplier: float,
+    participations: int,
+    delta: float,
+    *,
+    sensitivity: float = 1.0,
+    measurement: float | None = None,
 ) -> float:
     """ε at δ of R Gaussian mechanisms on the same user, without amplification.
 
@@ -67,6 +72,8 @@ def gaussian_epsilon(
         δ in (0, 1).
     sensitivity : float, default 1.0
         Sensitivity in clip bounds, Δ/C.
+    measurement : float, optional
+        Noise multiplier of one more Gaussian mechanism on everybody: μ² has (Δ/s₀)² more.
 
     Returns
     -------
@@ -77,7 +84,9 @@ def gaussian_epsilon(
     times = whole_number("participations", participations, least=0, hint="count rounds per user")
     target = probability("delta", delta, hint=_DELTA_HINT)
     size = positive_number("sensitivity", sensitivity, hint="give it in clip bounds: 1 or 2")
-    mu = math.sqrt(times) * size / noise
+    mu = math.hypot(
+        math.sqrt(times) * size / noise, 0.0 if measurement is None else size / measurement
+    )
     if mu == 0 or gaussian_delta(0.0, mu) <= target:
         return 0.0
     # Concentrated DP (Bun & Steinke 2016) gives an ε that is certainly large enough.
@@ -92,7 +101,12 @@ def gaussian_epsilon(
 
 
 def gaussian_noise_multiplier(
-    epsilon: float, participations: int, delta: float, *, sensitivity: float = 1.0
+    epsilon: float,
+    participations: int,
+    delta: float,
+    *,
+    sensitivity: float = 1.0,
+    measurement: float | None = None,
 ) -> float:
     """Noise multiplier s/C at which R unamplified Gaussian mechanisms are (ε, δ)-private.
 
@@ -112,7 +126,16 @@ def gaussian_noise_multiplier(
         else:
             high = middle
     # ε grows at least as fast as μ: three times the margin keeps the rounded-up ε within budget.
-    return math.sqrt(times) * size / (low * (1 - 3 * _SAFETY))
+    mu = low * (1 - 3 * _SAFETY)
+    if measurement is not None:
+        rest = mu * mu - (size / measurement) ** 2
+        if not rest > 0:
+            raise ValueError(
+                f"the measurement alone, with the noise multiplier {measurement:g}, costs more "
+                f"than ε = {budget:g} at δ = {target:g}; give it more noise, or leave it out"
+            )
+        mu = math.sqrt(rest)
+    return math.sqrt(times) * size / mu
 
 
 def participations_bound(population: int, cohort: int, rounds: int, delta: float) -> int:

@@ -91,6 +91,9 @@ class PrivacyPlan:
         then ε is hypothetical, and :attr:`epsilon_real` is what holds.
     copies : int, default 1
         A person may be on so many nodes of a federation. Conventions ``coins`` and ``picked``.
+    measurement : float, optional
+        σ₀: before the first round there is one more release, in which everybody takes part for
+        certain, with noise of σ₀ of its own bounds; every ε here has it in. Not for federations.
 
     See Also
     --------
@@ -108,6 +111,7 @@ class PrivacyPlan:
     max_participations: int | None
     real_population: int | None
     copies: int
+    measurement: float | None
 
     def __init__(
         self,
@@ -123,6 +127,7 @@ class PrivacyPlan:
         max_participations: int | None = None,
         real_population: int | None = None,
         copies: int = 1,
+        measurement: float | None = None,
     ) -> None:
         users, size = cohort_of(population, cohort)
         real = None
@@ -134,6 +139,11 @@ class PrivacyPlan:
             raise ValueError(
                 f"copies={copies} goes with the conventions of federations, {shared}, and not with "
                 f"{convention!r}"
+            )
+        if measurement is not None and REGISTER[convention].shares:
+            raise ValueError(
+                f"measurement={measurement:g} does not go with the convention {convention!r}, of "
+                "federations, where nobody has all rows to measure; leave it out"
             )
         fields = {
             "convention": convention,
@@ -152,6 +162,9 @@ class PrivacyPlan:
             "max_participations": checked_cap(max_participations, convention, relation),
             "real_population": real,
             "copies": whole_number("copies", copies, hint="on how many nodes a person may be"),
+            "measurement": None
+            if measurement is None
+            else positive_number("measurement", measurement, hint="give σ₀, or leave it out"),
         }
         for name, value in fields.items():
             object.__setattr__(self, name, value)
@@ -171,6 +184,7 @@ class PrivacyPlan:
         max_participations: int | None = None,
         real_population: int | None = None,
         copies: int = 1,
+        measurement: float | None = None,
     ) -> PrivacyPlan:
         """Return the plan with the least noise whose :attr:`epsilon` is at most ``epsilon``.
 
@@ -179,7 +193,7 @@ class PrivacyPlan:
         epsilon : float
             ε in (0, 100], by the plan's own convention and for ``population``.
         population, cohort, rounds, blocks, convention, neighbours, delta, max_participations, \
-real_population, copies
+real_population, copies, measurement
             As in :class:`PrivacyPlan`.
 
         Returns
@@ -199,6 +213,7 @@ real_population, copies
             max_participations=max_participations,
             real_population=real_population,
             copies=copies,
+            measurement=measurement,
         )
         noise = plan.terms.calibrate(plan, epsilon)
         # Nobody has seen this plan yet. Making a second one would warn twice about the same δ.
@@ -216,7 +231,7 @@ real_population, copies
 
         (A statement says how often a user takes part; where that is no cap, it follows.)
         """
-        said = {"max_participations": None, "copies": 1, **values}
+        said = {"max_participations": None, "copies": 1, "measurement": None, **values}
         if "participations_capped" in values:
             # Where noise comes in shares all rounds count, and no other number can be set.
             capped = values["participations_capped"] and values.get("convention") == "poisson"
@@ -358,6 +373,7 @@ real_population, copies
             participations,
             self.delta,
             sensitivity=self.sensitivity_honest,
+            measurement=self.measurement,
         )
 
     def _amplified(self, population: int, sensitivity: int) -> float:

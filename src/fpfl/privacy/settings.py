@@ -9,7 +9,10 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from fpfl.privacy.accounting import measurement_noise
 from fpfl.privacy.adaptive import AdaptiveBound, BoundGrid
+from fpfl.privacy.conventions import checked_pair
+from fpfl.privacy.conventions.base import REGISTER
 from fpfl.privacy.plan import Block, Neighbours, PrivacyPlan
 
 JOINT, GRADIENTS, COUNTS, SELECTION = "joint", "gradients", "counts", "selection"
@@ -136,6 +139,9 @@ class Privacy:
         the run begins; by default it is the plan's own ε.
     copies
         On how many nodes of a federation one person may be; their sum is what is protected.
+    measurement
+        σ₀, the noise over its bound, of the release that a table's columns are measured by before
+        the first round; by rule where it is not given. Where nothing is measured it has no use.
     """
 
     epsilon: float | None = None
@@ -148,8 +154,14 @@ class Privacy:
     max_participations: int | None = None
     budget: float | None = None
     copies: int = 1
+    measurement: float | None = None
 
     def __post_init__(self) -> None:
+        given = self.measurement
+        if given is not None and not (math.isfinite(given) and given > 0):
+            raise ValueError(
+                f"measurement is {given}; give its noise, a positive σ₀, or leave it out"
+            )
         if self.budget is not None and not (math.isfinite(self.budget) and self.budget > 0):
             raise ValueError(f"the budget is {self.budget}; it must be a positive ε")
         if (self.epsilon is None) == (self.noise_multiplier is None):
@@ -172,11 +184,14 @@ class Privacy:
         constrained: bool = True,
         clipping: Clipping | None = None,
         blocks: tuple[Block, ...] | None = None,
+        measurement: bool | float = False,
     ) -> PrivacyPlan:
         """Bind the settings to a population and a schedule.
 
         ``constrained`` says whether fairness counts are sent; ``clipping`` are the bounds that a
         method chose where a number was given; ``blocks`` are those of another vector altogether.
+        ``measurement`` is σ₀ of a release before the first round, or says that there is one, with
+        σ₀ by rule (`fpfl.privacy.accounting.measurement_noise`).
         """
         if blocks is None:
             bounds = clipping or self.clipping
@@ -193,10 +208,33 @@ class Privacy:
             "blocks": blocks,
             "max_participations": self.max_participations,
             "copies": self.copies,
+            "measurement": self._measurement(measurement, accounted, cohort, rounds),
         }
         if self.noise_multiplier is not None:
             return PrivacyPlan(noise_multiplier=self.noise_multiplier, **shared)  # type: ignore[arg-type]
         return PrivacyPlan.calibrate(epsilon=self.epsilon, **shared)  # type: ignore[arg-type]
+
+    def _measurement(
+        self, measurement: bool | float, population: int, cohort: int, rounds: int
+    ) -> float | None:
+        """σ₀, given or by rule; None without a measurement."""
+        if not isinstance(measurement, bool):
+            return measurement
+        if not measurement or self.measurement is not None:
+            return self.measurement if measurement else None
+        neighbours, terms = (
+            checked_pair(self.convention, self.neighbours),
+            REGISTER[self.convention],
+        )
+        return measurement_noise(
+            self.epsilon,
+            self.noise_multiplier,
+            q=min(1.0, cohort / population),
+            rounds=rounds,
+            delta=self.delta or 1 / (10 * population),
+            sensitivity=terms.sensitivity[neighbours],
+            share=terms.measurement_share,
+        )
 
 
 Sampling = Literal["poisson", "without-replacement"]

@@ -49,8 +49,8 @@ class Charges(Protocol):
         ...
 
     @property
-    def charges(self) -> Mapping[Mechanism, int]:
-        """How often each mechanism was charged."""
+    def all_charges(self) -> Mapping[Mechanism, int]:
+        """How often each mechanism was charged, a measurement before the first round included."""
         ...
 
 
@@ -88,7 +88,7 @@ class Spending:
         try:
             if self.ledger is not None and limit is not None:
                 # Little of it is for one round, and much for the first: the filter is of one order.
-                spent = limit.spent(self.ledger.charges)
+                spent = limit.spent(self.ledger.all_charges)
                 return Spent(min(spent, limit.epsilon), limit.epsilon)
             charged = rounds if self.ledger is None else max(rounds, self.ledger.spent)
             last = self.grid[-1]

@@ -24,6 +24,7 @@ from fpfl.privacy.assumptions import (
     whose_noise,
 )
 from fpfl.privacy.conventions.base import REGISTER
+from fpfl.privacy.gaussian import gaussian_epsilon
 from fpfl.store.typed import typed
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ class PrivacyStatement:
     assumptions: tuple[str, ...] = ()
     contributions: str | None = None
     server_raised: bool = False
+    measurement: float | None = None
 
     @classmethod
     def of(
@@ -153,6 +155,7 @@ class PrivacyStatement:
             seeded_cohorts=seeded_cohorts,
             copies=plan.copies,
             contributions=ALONE,
+            measurement=plan.measurement,
         )._in_order()
 
     def filtered(
@@ -426,7 +429,27 @@ class PrivacyStatement:
             f"{whose_noise(self.aggregation)} of {self.noise_multiplier:.4g} clip bounds (standard "
             f"deviation): {noise}.",
             *([ADAPTS] if self._adapts else []),
+            *self._measured(),
             *several(self.copies),
+        ]
+
+    @property
+    def epsilon_measurement(self) -> float:
+        """ε at the plan's δ of the release before the first round, by itself; 0 without one."""
+        if self.measurement is None:
+            return 0.0
+        chance = self.delta - sum(term.value for term in self.delta_terms)
+        reach = float(self.sensitivity_honest)
+        return gaussian_epsilon(self.measurement, 1, chance, sensitivity=reach)
+
+    def _measured(self) -> list[str]:
+        if self.measurement is None:
+            return []
+        return [
+            "Before the first round the inputs' columns were measured once, to scale them: "
+            "histograms over public bins and counts of declared categories, in which everybody "
+            f"takes part, with noise of {self.measurement:.4g} bounds (standard deviation). "
+            f"Every ε here has it in; alone it would be ε = {round_up(self.epsilon_measurement)}.",
         ]
 
 

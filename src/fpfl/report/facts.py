@@ -97,6 +97,7 @@ def run_facts(
         "verdict_in_words": None if judged is None else judged.verdict_in_words,
         "collapsed": None if judged is None else judged.collapsed,
         "verdict_on": None if judged is None else verdict_on(judged),
+        "inputs": record.inputs,
         "selected": record.selected,
         "trained": record.ended,
     }
@@ -136,6 +137,7 @@ def _in_memory(run: Run) -> RunRecord:
         begun=None,
         ended=None,
         notes=(),
+        inputs=None if run.scaling is None else str(run.scaling),
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fpfl.data.inputs import Scaling
 from fpfl.privacy.assumptions import BEFORE, Aggregation
 from fpfl.privacy.conventions import SHARED
 from fpfl.privacy.plan import PrivacyPlan
@@ -173,6 +174,8 @@ class RunRecord:
         Dates from the ledger, as ISO 8601 text.
     notes
         What is missing, or does not go together, in sentences.
+    inputs
+        How a table's columns are scaled, in words; None where they are not, or that is not known.
     """
 
     folder: Path
@@ -191,6 +194,7 @@ class RunRecord:
     begun: str | None
     ended: str | None
     notes: tuple[str, ...]
+    inputs: str | None = None
 
     @property
     def name(self) -> str:
@@ -325,7 +329,17 @@ def _finished(path: Path, result: dict[str, Any], ledger: RunLedger | None) -> R
         warnings=tuple(map(str, warned)),
         privacy=privacy,
         statement=tuple(lines),
+        inputs=_inputs(file, result.get("scaling")),
     )
+
+
+def _inputs(file: Path, scaling: Any) -> str | None:
+    if scaling is None:
+        return None
+    try:
+        return str(Scaling.from_dict(scaling))
+    except ValueError as error:
+        raise ValueError(f"{file} is not what a run writes: {error}") from error
 
 
 def _unfinished(run: OpenRun) -> RunRecord:
@@ -356,6 +370,7 @@ def _unfinished(run: OpenRun) -> RunRecord:
         warnings=(),
         privacy=None if said is None else json.loads(json.dumps(said.as_dict())),
         statement=(NO_PRIVACY,) if said is None else tuple(said.lines()),
+        inputs=_inputs(ledger.chain.path, (ledger.scaling or {}).get("scaling")),
     )
 
 

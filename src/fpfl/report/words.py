@@ -93,6 +93,8 @@ def what_was_trained(record: RunRecord) -> list[str]:
     )  # fmt: skip
     sentences.append(f"{rounds}{cohort}{' on average' if cohort and poisson else ''}.")
     sentences.append(_constraint(record))
+    if record.inputs is not None:
+        sentences.append(f"The model scales its inputs itself: {record.inputs}.")
     if record.selected:
         sentences.append(f"Model kept: {record.selected}.")
     elif s.get("selection"):

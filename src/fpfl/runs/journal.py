@@ -29,7 +29,7 @@ from torch import Tensor
 from fpfl.privacy.budget import BudgetExhaustedError, PopulationLedger
 from fpfl.privacy.filter import Mechanism
 from fpfl.runs.folder import NUMBERED, WITHDRAWALS, checkpoint_name, log_name
-from fpfl.runs.ledger import RunLedger
+from fpfl.runs.ledger import NO_MEASUREMENT, RunLedger
 from fpfl.server.state import CLASSES, Past, ServerState
 from fpfl.store.chain import ChainError
 from fpfl.store.checkpoints import DamagedError, load_checkpoint, save_checkpoint
@@ -235,6 +235,17 @@ class PopulationJournal:
                 "released. The model so far is kept; the budget's file says which runs used it"
             )
         self.population.charge(self.run, self.mechanism, round)
+
+    def measurement(self, mechanism: Mechanism) -> frozenset[int]:
+        """Charge the measurement before the first round; return who withdrew.
+
+        It is for the rounds: where not one of them fits behind it, it is not made.
+        """
+        if not self.population.has_room({mechanism: 1, self.mechanism: 1}):
+            raise BudgetExhaustedError(NO_MEASUREMENT)
+        self.population.charge(self.run, mechanism, None, "measurement")
+        self.population.sync()
+        return self.population.withdrawn()
 
     def drawn(self, round: int, users: NDArray[np.int64]) -> None:
         """Nothing: who took part is in no file."""

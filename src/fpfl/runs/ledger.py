@@ -27,6 +27,11 @@ from fpfl.privacy.filter import Mechanism, PrivacyFilter, ServerLimit, Terms
 from fpfl.store.chain import Chain, ChainError
 from fpfl.store.files import sync_folder
 
+NO_MEASUREMENT = (
+    "the population's budget is spent: the measurement of the inputs and a round would exceed it, "
+    "so nothing is released; the budget's file says which runs used it"
+)
+
 
 class CopiedRunError(ValueError):
     """A run folder that may be a copy, resumed where the original could be, too."""
@@ -56,6 +61,7 @@ class RunLedger:
         self.changes: list[dict[str, Any]] = []
         self.evaluations: list[dict[str, Any]] = []
         self.measurements: list[dict[str, Any]] = []
+        self.scaling: dict[str, Any] | None = None
         self._charge_lines = 0
         self._mechanism = self.terms.mechanism if self.terms else None
         self._rounds = self.terms.rounds if self.terms else 0
@@ -228,7 +234,7 @@ class RunLedger:
                 f"cannot go on with {mechanism.neighbours} and {mechanism.population}: start a new "
                 "run, with a population ledger that adds them up"
             )
-        room, left = self._filter().room(self.charges, mechanism), self._rounds - self.spent
+        room, left = self._filter().room(self.all_charges, mechanism), self._rounds - self.spent
         if room <= left and not self.changes:
             raise ValueError(
                 f"under the privacy filter that other rounds or noise need, the budget of "
@@ -321,6 +327,49 @@ class RunLedger:
         self._take({"kind": "measurement", **record})
         self.chain.sync()
 
+    def charge_scaling(self) -> None:
+        """Charge the population for the measurement before the first round; before it is made.
+
+        A run that is resumed charges it where nothing was written down of it: a release that no
+        process outlived was seen by nobody, and is the one that was charged then.
+        """
+        mechanism = self.terms.measurement if self.terms else None
+        if mechanism is None or self.scaling is not None:
+            raise ValueError(
+                "this run has no measurement to charge: it was planned without one, or has made it"
+            )
+        assert self._mechanism is not None  # a run with terms is private
+        if self.population is not None and not self.population.charged_rounds(self.run):
+            if not self.population.has_room({mechanism: 1, self._mechanism: 1}):
+                raise BudgetExhaustedError(NO_MEASUREMENT)
+            self.population.charge(self.run, mechanism, None, "measurement")
+            self.population.sync()
+
+    def record_scaling(self, scaling: dict[str, Any], *, measured: bool) -> None:
+        """Write down how inputs are scaled, on the disk, before anything is computed with it.
+
+        What was measured is written together with its charge, in one line: there is no time at
+        which the one is known and the other is not.
+        """
+        mechanism = self.terms.measurement if self.terms and measured else None
+        record = {
+            "mechanism": None if mechanism is None else mechanism.as_dict(),
+            "scaling": scaling,
+        }
+        self.chain.append("scaling", **record)
+        self._take({"kind": "scaling", **record})
+        self.chain.sync()
+
+    @property
+    def all_charges(self) -> dict[Mechanism, int]:
+        """How often each mechanism was charged, with the measurement before the first round.
+
+        That counts from the beginning: what a filter has room for must not depend on whether it
+        was made yet.
+        """
+        before = self.terms.measurement if self.terms else None
+        return self.charges if before is None else _plus_one(self.charges, before)
+
     def finish(self, rounds: int, stopped: str | None) -> None:
         """Record that the run ended after so many rounds, and that its result was saved."""
         self.chain.append("finish", rounds=rounds, stopped=stopped)
@@ -357,6 +406,10 @@ class RunLedger:
             self.evaluations.append(record)
         elif kind == "measurement":
             self.measurements.append(record)
+        elif kind == "scaling":
+            self.scaling = record
+            # The population's ledger has a charge for it, too.
+            self._charge_lines += record["mechanism"] is not None
 
     def _evaluated(self, model: str | None) -> dict[str, Any] | None:
         """The private evaluation of the model that the run ended with last; None: not yet."""
@@ -377,7 +430,8 @@ class RunLedger:
                     "The model so far is kept"
                 )
         else:
-            more = self.charges | {self._mechanism: self.charges.get(self._mechanism, 0) + 1}
+            rounds = _plus_one(self.charges, self._mechanism)
+            more = _plus_one(self.all_charges, self._mechanism)
             limit = self._filter()
             if not limit.fits(more):
                 raise BudgetExhaustedError(
@@ -388,7 +442,8 @@ class RunLedger:
             server = self.server
             # Where noise comes in shares, the filter above is the server's as well.
             shares = self._mechanism.sampler in ("coins", "all")
-            if server is not None and not shares and not server.fits(more):
+            # Its limit has the measurement besides.
+            if server is not None and not shares and not server.fits(rounds):
                 raise BudgetExhaustedError(
                     f"the budget is spent: against a server that knows the cohorts round {round} "
                     f"would exceed ε = {server.epsilon:g} at δ = {server.delta:g}, fixed before "
@@ -433,6 +488,10 @@ class RunLedger:
         if self.population is None:
             return
         known, mine = self.population.charged_rounds(self.run), self._charge_lines
+        # A measurement is charged to the population first: a crash then left it to be made.
+        planned = self.terms.measurement if self.terms else None
+        if planned is not None and self.scaling is None:
+            mine += known > mine
         # One more or less is a crash between the two files, before anything was released.
         if known > mine + 1:
             raise CopiedRunError(
@@ -455,6 +514,10 @@ class RunLedger:
             with suppress(BudgetExhaustedError):
                 self.population.charge(self.run, self._mechanism, None, "charge lost in a crash")
                 self.population.sync()
+
+
+def _plus_one(charges: dict[Mechanism, int], mechanism: Mechanism) -> dict[Mechanism, int]:
+    return charges | {mechanism: charges.get(mechanism, 0) + 1}
 
 
 def _identity(path: Path) -> list[int]:

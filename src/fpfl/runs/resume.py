@@ -91,6 +91,7 @@ class Begun:
             budget=budget,
             order=None if budget is None else good_order(budget, self.plan.delta, mechanism),
             cap=self.cap,
+            measurement=Mechanism.measurement_of(self.plan),
         )
 
     def differing(self, fingerprints: dict[str, str]) -> list[str]:
@@ -188,10 +189,12 @@ def statement(
     *,
     size: int,
     declared: bool | None,
+    measured: int = 0,
 ) -> PrivacyStatement | None:
     """What a run promises: as planned, or what the filter of changed settings kept to.
 
-    ``size`` is that of v, ``declared`` says whether K was.
+    ``size`` is that of v, ``measured`` how many numbers are released before the first round,
+    ``declared`` says whether K was.
     """
     if plan is None:
         return None
@@ -203,11 +206,12 @@ def statement(
     said = replace(said, aggregation=aggregation)
     rounds = plan.rounds
     if ledger is not None and limit is not None and ledger.server is not None:
-        said = said.filtered(limit, ledger.server, ledger.charges, len(ledger.changes))
+        said = said.filtered(limit, ledger.server, ledger.all_charges, len(ledger.changes))
+        said = replace(said, rounds=ledger.spent)
         rounds = max(ledger.server.rounds, ledger.spent)
     said = said.of_run(
         Beyond(
-            numbers=rounds * size,
+            numbers=rounds * size + measured,
             declared=declared,
             contributions=ALONE if ledger is None else ledger.contributions,
             assumptions=(KERNELS,) if aggregation is None else (),

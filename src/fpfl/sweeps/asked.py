@@ -16,6 +16,7 @@ from fpfl.data.federated import FederatedDataset
 from fpfl.fairness.constraints import Constraint
 from fpfl.sweeps.choice import shown
 from fpfl.sweeps.grid import keywords, plain_number, setting_name, with_settings
+from fpfl.training.inputs import Inputs
 from fpfl.training.spec import TrainingSpec, check_device, flat_model, plain_optimizer
 
 SIMULATION = "a sweep is a simulation: a run that is to be released is trained on its own"
@@ -356,7 +357,7 @@ def settled(runs: Sequence[Asked], people: Mapping[str, Population]) -> dict[int
     return found
 
 
-_LATER = ("seed", "noise_seed", "sampling", "precision", "device")
+_LATER = ("seed", "noise_seed", "sampling", "precision", "device", "measure")
 
 
 def _settle(run: Asked, data: FederatedDataset, names: set[str]) -> TrainingSpec:
@@ -369,7 +370,11 @@ def _settle(run: Asked, data: FederatedDataset, names: set[str]) -> TrainingSpec
     parameter = next(iter(model.parameters()), None)
     inputs = data.input_dtype(data.features.dtype if parameter is None else parameter.dtype)
     flat = flat_model(model, data.schema, inputs)
-    return TrainingSpec.settle(flat, data.schema, population=data.K, **given)
+    measure = bool(run.keywords.get("measure", True))
+    measurement = Inputs.measures(data, given.get("privacy"), measure=measure)
+    return TrainingSpec.settle(
+        flat, data.schema, population=data.K, measurement=measurement, **given
+    )
 
 
 def digest(values: Any) -> str:

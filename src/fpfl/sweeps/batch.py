@@ -100,13 +100,14 @@ def trained(
     groups: dict[Any, _Group] = {}
     alone: list[int] = []
     moved: dict[Any, FederatedDataset] = {}
+    scaled: dict[Any, Prepared] = {}
     for number, job in enumerate(jobs):
         given = dict(job.settings)
         budget = given.pop("memory", None)
         if not _can_be_grouped(job):
             alone.append(number)
             continue
-        made = prepare(job.model, _beside(job, moved), **given)
+        made = _scaled(prepare(job.model, _beside(job, moved), **given), scaled)
         if not tried_before_a_run(made.spec.flat.vector().device, made.third_party):
             alone.append(number)
             continue
@@ -164,6 +165,25 @@ def _beside(job: Job, moved: dict[Any, FederatedDataset]) -> FederatedDataset:
     return moved[key]
 
 
+def _scaled(made: Prepared, known: dict[Any, Prepared]) -> Prepared:
+    """The training with its inputs scaled; runs that scale alike share one population.
+
+    Each private run measures for itself, with its own noise: runs of one seed and one ε draw the
+    same noise and have the same scaling.
+    """
+    if made.inputs is None:
+        return made
+    plan, noise = made.spec.plan, made.third_party.source
+    key: Any = (id(made.data), made.inputs)
+    if made.inputs.measured and plan is not None:
+        own = noise if noise.seeded else object()  # noise of the system's is everyone's own
+        key = (*key, plan.measurement, plan.neighbours, own)
+    if key not in known:
+        known[key] = made.scaled(made.inputs.found(made.data, plan, noise))
+    found = known[key]
+    return replace(made, data=found.data, inputs=None, scaling=found.scaling)
+
+
 def _shape(made: Prepared) -> tuple[Any, ...]:
     """What trainings must have in common to be computed as one."""
     spec = made.spec
@@ -173,7 +193,7 @@ def _shape(made: Prepared) -> tuple[Any, ...]:
         spec.flat.names,
         spec.flat.shapes,
         (w.dtype, str(w.device), made.data.features.dtype, made.data.labels.dtype),
-        replace(spec.schema, population=None),
+        (replace(spec.schema, population=None), made.data.schema.label_unit),
         None if constraint is None else made_of(replace(constraint, tolerance=0.5)),
         shape(spec.server(made.third_party)),
         tuple((rule.name, tuple(rule.parts), rule.order) for rule in made.third_party.rules),
@@ -268,10 +288,11 @@ def _run(
             None,
             size=spec.layout.size,
             declared=settings.get("population_declared"),
+            measured=made.numbers,
         )
         notes += collapse_notes(outcome.history, spec.schema)
         notes = (ALONE_TOO.format(runs=len(trainings)), *notes)
-        yield finished(spec, outcome, said, settings, notes)
+        yield finished(spec, outcome, said, settings, notes, made.scaling)
 
 
 def _sampled(made: Prepared, first: int) -> Sampled:

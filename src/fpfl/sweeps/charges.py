@@ -118,10 +118,18 @@ class Account:
         The file of a `PopulationLedger`.
     mechanisms
         What one round costs, by the number of the run.
+    measurements
+        The release before the first round, of those runs that have one.
     """
 
-    def __init__(self, ledger: str | os.PathLike[str], mechanisms: Mapping[int, Mechanism]) -> None:
+    def __init__(
+        self,
+        ledger: str | os.PathLike[str],
+        mechanisms: Mapping[int, Mechanism],
+        measurements: Mapping[int, Mechanism] | None = None,
+    ) -> None:
         self.ledger, self.mechanisms = os.fspath(ledger), mechanisms
+        self.measurements = measurements or {}
         self._sweep = secrets.token_hex(8)
         self._times = dict.fromkeys(mechanisms, 0)
 
@@ -145,7 +153,7 @@ class Account:
                 f"a ledger is about one population, and the sweep has {len(people)} "
                 f"({', '.join(people)}); give one, or leave the ledger out"
             )
-        mechanisms = {}
+        mechanisms, measurements = {}, {}
         for run in private:
             plan = specs[run.number].plan
             assert plan is not None  # the run is private
@@ -156,7 +164,16 @@ class Account:
             except ValueError as error:
                 raise ValueError(f"{run}: {error}") from error
             mechanisms[run.number] = Mechanism.of(plan)
-        return cls(ledger, mechanisms)
+            before = Mechanism.measurement_of(plan)
+            if before is not None:
+                measurements[run.number] = before
+        return cls(ledger, mechanisms, measurements)
+
+    def _counts(self, run: Due) -> dict[Mechanism, int]:
+        """All releases of a run."""
+        counts = {self.mechanisms[run.number]: run.rounds}
+        before = self.measurements.get(run.number)
+        return counts if before is None else counts | {before: counts.get(before, 0) + 1}
 
     def cost(self, runs: Sequence[Due]) -> SweepCost:
         """What these runs would cost, all of them together; charges nothing."""
@@ -166,10 +183,10 @@ class Account:
             wanted: dict[Mechanism, int] = {}
             fits = []
             for run in due:
-                mechanism = self.mechanisms[run.number]
-                _check(opened, mechanism)
-                wanted[mechanism] = wanted.get(mechanism, 0) + run.rounds
-                counts = {mechanism: run.rounds}
+                counts = self._counts(run)
+                for mechanism, times in counts.items():
+                    _check(opened, mechanism)
+                    wanted[mechanism] = wanted.get(mechanism, 0) + times
                 alone = FitCost(
                     str(run.number),
                     run.rounds,
@@ -190,7 +207,7 @@ class Account:
         with PopulationLedger.open(self.ledger) as opened:
             for run in due:
                 mechanism = self.mechanisms[run.number]
-                if opened.left(mechanism) < run.rounds:
+                if not opened.has_room(self._counts(run)):
                     raise BudgetExhaustedError(
                         f"somebody else charged {self.ledger} meanwhile: {run} takes "
                         f"{run.rounds:,} rounds, and there is room for "
@@ -199,6 +216,9 @@ class Account:
                     )
                 self._times[run.number] += 1  # one that was cut off is another training
                 name = f"{self._sweep}-{run.number:04d}-{self._times[run.number]}"
+                before = self.measurements.get(run.number)
+                if before is not None:
+                    opened.charge(name, before, None, "measurement")
                 for round in range(1, run.rounds + 1):
                     opened.charge(name, mechanism, round)
             opened.sync()

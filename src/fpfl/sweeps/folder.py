@@ -23,6 +23,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from fpfl.data.inputs import Scaling, load_model
 from fpfl.fairness.constraints import Constraint
 from fpfl.fairness.evaluation import Evaluation
 from fpfl.privacy.statement import PrivacyStatement
@@ -162,8 +163,7 @@ class SweepFolder:
         from safetensors.torch import load_file
 
         place = self._of(asked.number)
-        model = deepcopy(asked.make())
-        model.load_state_dict(load_file(str(place / MODEL)))
+        model = load_model(deepcopy(asked.make()), load_file(str(place / MODEL)))
         about = read_json(place / RESULT, dict[str, Any])
         evaluation = None
         if (place / HELD_OUT).is_file():
@@ -180,6 +180,7 @@ class SweepFolder:
             stopped=about["stopped"],
             warnings=tuple(about["warnings"]),
             settings=about["settings"],
+            scaling=Scaling.from_dict(about["scaling"]) if "scaling" in about else None,
         )
         return run, evaluation
 

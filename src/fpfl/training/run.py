@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from fpfl.data.federated import FederatedDataset
+from fpfl.data.inputs import Scaling
 from fpfl.fairness.constraints import Constraint
 from fpfl.fairness.gaps import Evaluation, evaluate_predictions
 from fpfl.runs.folder import HISTORY, MODEL, PRIVACY, RESULT
@@ -55,6 +56,8 @@ class Run:
     collapse
         Whether the model collapsed while it was trained, by released totals, in a sentence; None
         where they do not have the confusion table (`fpfl.fairness.confusion`).
+    scaling
+        How a table's inputs are scaled; the model does it itself. None where they are not.
     """
 
     model: nn.Module
@@ -66,9 +69,11 @@ class Run:
     warnings: tuple[str, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict, repr=False)
     collapse: str | None = None
+    scaling: Scaling | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
         lines = [f"{len(self.history)} rounds; model kept: {self.selected}."]
+        lines += [f"Inputs: {self.scaling}."] if self.scaling else []
         lines += [f"Note: {note}." for note in self.warnings]
         if self.collapse is not None and self.collapse.rstrip(".") not in self.warnings:
             lines.append(self.collapse)
@@ -110,6 +115,7 @@ class Run:
             "warnings": list(self.warnings),
             "settings": self.settings,
             "privacy": self.privacy.as_dict() if self.privacy else None,
+            **({"scaling": self.scaling.as_dict()} if self.scaling else {}),
         }
         return {
             MODEL: save(state),

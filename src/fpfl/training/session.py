@@ -19,12 +19,15 @@ from torch import Tensor, nn
 from fpfl.aggregation.noise import SeededNoise, SystemNoise
 from fpfl.aggregation.sums import ThirdParty
 from fpfl.data.federated import FederatedDataset
+from fpfl.data.inputs import ScaledModel, Scaling
+from fpfl.data.schema import ClassWeights
 from fpfl.fairness.confusion import training_verdict
 from fpfl.fairness.constraints import Constraint
 from fpfl.methods import Method
 from fpfl.numerics.randomness import RoundStreams
 from fpfl.privacy.assumptions import Aggregation, check_declared
 from fpfl.privacy.budget import PopulationLedger
+from fpfl.privacy.conventions import BudgetExhaustedError
 from fpfl.privacy.filter import Mechanism
 from fpfl.privacy.sampling import FixedSizeSampling, PoissonSampling
 from fpfl.privacy.settings import Clipping, Privacy, Sampling
@@ -33,12 +36,14 @@ from fpfl.privacy.statement import PrivacyStatement
 from fpfl.runs.fingerprints import data_fingerprint
 from fpfl.runs.folder import OpenRun, RunFolder, as_run_folder
 from fpfl.runs.journal import PopulationJournal
+from fpfl.runs.ledger import NO_MEASUREMENT
 from fpfl.runs.resume import Kept, begun_with, noise_kept, opened, statement, table_kept
 from fpfl.server.events import Training, Watching, parts_of
 from fpfl.server.loop import Callback, Federation, OptimizerFactory, Outcome, Server, begin, serve
 from fpfl.server.ranks import Ranks
 from fpfl.server.selection import Rule
 from fpfl.server.simulation import Simulation
+from fpfl.training.inputs import Inputs, from_first, scaled
 from fpfl.training.run import Run, with_parameters
 from fpfl.training.spec import (
     Noisy,
@@ -82,7 +87,9 @@ def conduct(
     aggregation: Aggregation | None = None,
     charging: PopulationJournal | None = None,
     callbacks: Sequence[Callback] = (),
-    notes: tuple[str, ...] = (),
+    notes: Sequence[str] = (),
+    scale: Callable[[Kept | None], Scaling | None] = lambda kept: None,
+    measured: int = 0,
 ) -> Run:
     """Open or go on with the run's folder, run all rounds, and say what came out.
 
@@ -113,7 +120,11 @@ def conduct(
     callbacks
         Told of the beginning, of every round and of the end, in the first process.
     notes
-        What is to be said about the run besides.
+        What is to be said about the run besides; ``federation`` may add to it.
+    scale
+        Settles how inputs are scaled, given what is kept of the run; before ``federation``.
+    measured
+        How many numbers that may release.
     """
     seed, noise_seed, *_ = seeds
     plan, server, settings = noisy.plan, spec.server(noisy), spec.settings | more
@@ -134,10 +145,15 @@ def conduct(
             stack.callback(kept.journal.close)
         if ranks.first:
             watching.begin(_training(spec, noisy, settings, kept))
-        running = Server(w, server, kept.past.state if kept else None)
-        stopped = serve(federation(kept), running, (watching,), kept.journal if kept else None)
+        running, scaling = Server(w, server, kept.past.state if kept else None), None
+        try:
+            scaling = scale(kept)
+        except BudgetExhaustedError as error:
+            stopped: str | None = str(error)
+        else:
+            stopped = serve(federation(kept), running, (watching,), kept.journal if kept else None)
         outcome = running.outcome(stopped)
-        notes += noise_notes(outcome.history, noisy, spec.layout, server.selection)
+        notes = (*notes, *noise_notes(outcome.history, noisy, spec.layout, server.selection))
         notes += collapse_notes(outcome.history, spec.schema)
         notes += kept.past.notes if kept else ()
         for note in (*notes, *([outcome.stopped] if outcome.stopped else [])):
@@ -156,10 +172,11 @@ def conduct(
             size=spec.layout.size,
             # A federation's K is in its agreement, before there is any data.
             declared=settings.get("population_declared", aggregation and True),
+            measured=measured,
         )
         if said is not None and charging is not None:
             said = replace(said, population_ledger=charging.population.summary())
-        run = finished(spec, outcome, said, settings, notes)
+        run = finished(spec, outcome, said, settings, notes, scaling)
         if kept and kept.journal:
             run.save(kept.journal.folder)
             kept.journal.ledger.finish(len(outcome.history), outcome.stopped)
@@ -173,10 +190,14 @@ def finished(
     said: PrivacyStatement | None,
     settings: dict[str, Any],
     notes: tuple[str, ...],
+    scaling: Scaling | None = None,
 ) -> Run:
     """What came out of a training, with its privacy statement."""
+    model = with_parameters(spec.flat, outcome.w)
+    if scaling is not None:
+        model = ScaledModel(scaling, model).to(outcome.w.device).eval()
     return Run(
-        model=with_parameters(spec.flat, outcome.w),
+        model=model,
         history=outcome.history,
         privacy=said,
         selected=outcome.selected,
@@ -185,6 +206,7 @@ def finished(
         warnings=notes,
         settings=settings,
         collapse=training_verdict(outcome.history, spec.schema.class_names),
+        scaling=scaling,
     )
 
 
@@ -225,6 +247,12 @@ class Prepared:
         See `Precision`.
     more
         Settings of a simulation, beside the spec's own, as plain values.
+    inputs
+        How inputs are to be scaled; None where nothing is left to be done.
+    scaling
+        How they were scaled.
+    numbers
+        How many numbers are released for that, before the first round.
     """
 
     spec: TrainingSpec
@@ -234,6 +262,16 @@ class Prepared:
     seed: int | None
     precision: Precision
     more: dict[str, Any]
+    inputs: Inputs | None = None
+    scaling: Scaling | None = None
+    numbers: int = 0
+
+    def scaled(self, scaling: Scaling | None) -> Prepared:
+        """The same with its inputs scaled; nothing is left to be found out about them."""
+        if scaling is None:
+            return self
+        data = scaled(self.data, scaling)
+        return replace(self, data=data, inputs=None, scaling=scaling)
 
     def engine(self, memory: int | None) -> tuple[CohortEngine, str | None]:
         """What computes v^k; and why it computes every user alone, where it does."""
@@ -259,6 +297,8 @@ def prepare(
     precision: Precision = "float32",
     device: torch.device | str | None = None,
     where: RunFolder | None = None,
+    measure: bool = True,
+    class_weights: ClassWeights | None = None,
     **settings: Any,
 ) -> Prepared:
     """Check and settle what `train` was asked for; ``settings`` are those of a `TrainingSpec`."""
@@ -269,7 +309,19 @@ def prepare(
         )
     check_words("best", sampling, 1, precision)
     flat, data = prepared(model, data, device)
-    spec = TrainingSpec.settle(flat, data.schema, population=data.K, privacy=privacy, **settings)
+    data = replace(data, schema=data.schema.weighing(class_weights))
+    inputs = Inputs.of(data, privacy, measure=measure)
+    measurement: bool | float = Inputs.measures(data, privacy, measure=measure)
+    if where is not None and where.resume:
+        inputs, measurement = _inputs_kept(where.run, inputs)
+    spec = TrainingSpec.settle(
+        flat,
+        data.schema,
+        population=data.K,
+        privacy=privacy,
+        measurement=measurement,
+        **settings,
+    )
     if where is not None:
         spec = replace(spec, table=table_kept(where))
     if privacy is None or noise_seed is not None:
@@ -295,8 +347,29 @@ def prepare(
         "seeded_cohorts": seed is not None,
         "seeded_noise": noise_seed is not None,
         **declared,
+        **({} if inputs is None else {"scaling": inputs.source}),
     }
-    return Prepared(spec, data, third_party, chosen, seed, precision, more)
+    numbers = 0 if inputs is None else inputs.numbers
+    return Prepared(spec, data, third_party, chosen, seed, precision, more, inputs, None, numbers)
+
+
+def _inputs_kept(run: OpenRun, inputs: Inputs | None) -> tuple[Inputs | None, bool | float]:
+    """How a run that goes on scales its inputs, as it was begun; and σ₀ of its measurement.
+
+    One that was begun without (by an earlier version, or ``measure=False``) goes on without.
+    """
+    source, terms = run.settings.get("scaling"), run.ledger.terms
+    if source is None:
+        return None, False
+    if inputs is None:
+        raise ValueError(
+            f"the run in {run.path} scales the columns of a table ({source}), and this data has "
+            "none: resume it with the table that it was begun with (fpfl.read_table), and with "
+            "measure=True"
+        )
+    before = None if terms is None else terms.measurement
+    noise = False if before is None else before.noise_multiplier
+    return replace(inputs, source=source), noise
 
 
 def train(
@@ -317,6 +390,8 @@ def train(
     local: FederatedAveraging | None = None,
     selection: Rule | None = None,
     selection_window: int = 1,
+    measure: bool = True,
+    class_weights: ClassWeights | None = None,
     seed: int | None = None,
     noise_seed: int | None = None,
     memory: int | None = None,
@@ -354,6 +429,9 @@ def train(
         ``"samples"`` for m times the schema's declared samples per user, or a number.
     samples_per_user
         Use at most so many of a user's samples a round.
+    class_weights
+        What a sample's loss is multiplied by: a number for each class, or ``{"yes": 4.0}`` by
+        class name (others 1). Declared, never counted in the data; rates count samples as they are.
     local
         ``FederatedAveraging(steps=4, learning_rate=0.1)``: users take local steps, and send their
         model difference. Without a constraint, or with ``method=OneGradient()``.
@@ -363,6 +441,10 @@ def train(
     selection_window
         With ``"best"``: judge by the counts of so many rounds together and keep the mean of their
         models; 1 is the paper's rule, about 10 is steadier where cohorts are small or noisy.
+    measure
+        Scale the columns of a table (`fpfl.read_table`) by what its schema declares, and where it
+        says nothing but a range or values, by what is found out about the users: under the same ε,
+        where there is privacy (``docs/howto/measuring.md``). False: features are used as they are.
     seed
         Seeds cohorts; without it they come from the operating system's randomness.
     noise_seed
@@ -422,12 +504,16 @@ def train(
         precision=precision,
         device=device,
         where=where,
+        class_weights=class_weights,
+        measure=measure,
     )
     spec, data, third_party, plan = made.spec, made.data, made.third_party, made.spec.plan
+    inputs = made.inputs
     # Processes of one simulation start from the first one's parameters and draw the same cohorts.
     w = ranks.from_first(spec.flat.vector())
     common = ranks.agreed_seed(seed)
-    engine, refused = made.engine(memory)
+    # Nothing is begun where the engine refuses; with scaled inputs it has to wait for them.
+    computing = made.engine(memory) if inputs is None else None
     more = made.more | {"processes": ranks.size}
     alike = (spec.settings | more, plan, spec.blocks, spec.layout, seed)
     # Who computes a user goes by the sizes of all: other kernels would make other last bits of it.
@@ -446,7 +532,30 @@ def train(
             raise ValueError("ledger is charged by private runs: give privacy=, or leave it out")
         charging = PopulationJournal(PopulationLedger.open(ledger), Mechanism.of(plan))
 
+    notes: list[str] = []
+    beside: list[Prepared] = [made]
+
+    def scale(kept: Kept | None) -> Scaling | None:
+        if inputs is None:
+            return None
+        scaling, refused = None, None
+        if ranks.first:
+            journal = kept.journal if kept else charging
+            try:
+                scaling = inputs.found(data, plan, third_party.source, journal)
+            except BudgetExhaustedError as error:
+                refused = error
+        # All processes end here, or none.
+        if ranks.numbers_from_first([int(refused is not None)])[0]:
+            raise refused or BudgetExhaustedError(NO_MEASUREMENT)
+        scaling = from_first(inputs, scaling, ranks)
+        beside[0] = made.scaled(scaling)
+        return scaling
+
     def simulation(kept: Kept | None) -> Simulation:
+        engine, refused = computing or beside[0].engine(memory)
+        if refused is not None:
+            notes.append(refused)
         return Simulation(
             engine,
             third_party,
@@ -472,5 +581,7 @@ def train(
         ranks=ranks,
         charging=charging,
         callbacks=callbacks,
-        notes=() if refused is None else (refused,),
+        notes=notes,
+        scale=scale,
+        measured=made.numbers,
     )

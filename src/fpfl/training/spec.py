@@ -83,6 +83,8 @@ class TrainingSpec:
     table
         Whether v has the confusion table where classes are few: a run that was begun before there
         was one goes on with hits and misses.
+    measurement
+        Whether inputs are measured before the first round, with noise by rule; or σ₀ of that.
     """
 
     flat: FlatModel
@@ -103,6 +105,7 @@ class TrainingSpec:
     local: FederatedAveraging | None
     noise: Privacy | None = None
     table: bool = True
+    measurement: bool | float = False
 
     @classmethod
     def settle(
@@ -124,6 +127,7 @@ class TrainingSpec:
         selection_window: int = 1,
         samples_per_user: int | None = None,
         local: FederatedAveraging | None = None,
+        measurement: bool | float = False,
     ) -> Self:
         """Check the arguments of `fpfl.train`, and choose what was left open."""
         check_types(constraint, method, privacy, optimizer, local)
@@ -155,6 +159,7 @@ class TrainingSpec:
             selection_window=selection_window,
             samples_per_user=samples_per_user,
             local=local,
+            measurement=measurement,
         )
 
     # --- what is released ---------------------------------------------------------------------
@@ -190,6 +195,7 @@ class TrainingSpec:
             rounds=self.rounds,
             constrained=self.constraint is not None,
             clipping=self.clipping,
+            measurement=self.measurement,
         )
 
     # --- who computes and serves --------------------------------------------------------------
@@ -250,6 +256,7 @@ class TrainingSpec:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """All that was asked for and chosen, as plain values."""
+        weights = self.schema.class_weights
         return {
             "cohort": self.cohort,
             "rounds": self.rounds,
@@ -267,6 +274,8 @@ class TrainingSpec:
             "layout": plain_layout(self.layout),
             "samples_per_user": self.samples_per_user,
             "local": plain_value(self.local),
+            # Where there are none, settings are what they were before there could be any.
+            **({} if weights is None else {"class_weights": [*weights]}),
         }
 
 

@@ -13,33 +13,46 @@ from fpfl.users.precision import computing
 def loss(output: Tensor, labels: Tensor, schema: Schema) -> Tensor:
     """ℓ(z, w) of every sample: cross-entropy of logits, or half the squared error.
 
-    A regression model's output o is in units of the declared range, ŷ = low + (high − low) o, and
-    so is its error: learning rates and clip bounds mean the same whatever the label's unit.
+    A regression model's output o is in units of the declared range, ŷ = low + (high − low) o (or of
+    what was measured in it, `Schema.label_unit`), and so is its error: learning rates and clip
+    bounds mean the same whatever the label's unit. Where class weights are declared, a sample's
+    loss is multiplied by that of its class.
     """
     if schema.task == "binary":
-        return functional.binary_cross_entropy_with_logits(
+        plain = functional.binary_cross_entropy_with_logits(
             output, labels.to(output.dtype), reduction="none"
         )
+        return _weighed(plain, labels, schema)
     if schema.task == "multiclass":
         flat = functional.cross_entropy(
             output.reshape(-1, output.shape[-1]), labels.reshape(-1), reduction="none"
         )
-        return flat.reshape(labels.shape)
-    low, span = _range(schema)
+        return _weighed(flat.reshape(labels.shape), labels, schema)
+    low, span = _unit(schema)
     return 0.5 * (output - (labels - low) / span) ** 2
 
 
 def loss_gradient(output: Tensor, labels: Tensor, schema: Schema) -> Tensor:
     """∂ℓ/∂o of every sample: σ(o) − y, softmax(o) − e_y, or the error itself."""
     if schema.task == "binary":
-        return output.sigmoid() - labels
+        return _weighed(output.sigmoid() - labels, labels, schema)
     if schema.task == "multiclass":
         gradient = output.softmax(dim=-1)
-        return gradient.scatter_add_(
-            -1, labels.unsqueeze(-1), gradient.new_full((*labels.shape, 1), -1.0)
-        )
-    low, span = _range(schema)
+        gradient.scatter_add_(-1, labels.unsqueeze(-1), gradient.new_full((*labels.shape, 1), -1.0))
+        return _weighed(gradient, labels.unsqueeze(-1), schema)
+    low, span = _unit(schema)
     return output - (labels - low) / span
+
+
+def _weighed(values: Tensor, labels: Tensor, schema: Schema) -> Tensor:
+    """Every sample's values times the weight of its class."""
+    if schema.class_weights is None:
+        return values
+    # Class by class, and without a table on the device: bits are a sample's own.
+    weights = torch.zeros_like(labels, dtype=values.dtype)
+    for k, weight in enumerate(schema.class_weights):
+        weights = weights.masked_fill(labels == k, weight)
+    return values * weights
 
 
 def scores(output: Tensor, schema: Schema) -> Tensor:
@@ -49,7 +62,7 @@ def scores(output: Tensor, schema: Schema) -> Tensor:
         return torch.stack([1.0 - positive, positive], dim=-1)
     if schema.task == "multiclass":
         return output.softmax(dim=-1)
-    low, span = _range(schema)
+    low, span = _unit(schema)
     return low + span * output
 
 
@@ -59,7 +72,7 @@ def score_gradient(soft: Tensor, gradient: Tensor, schema: Schema) -> Tensor:
         return (gradient[..., 1] - gradient[..., 0]) * soft[..., 0] * soft[..., 1]
     if schema.task == "multiclass":
         return soft * (gradient - (soft * gradient).sum(dim=-1, keepdim=True))
-    return gradient * _range(schema)[1]
+    return gradient * _unit(schema)[1]
 
 
 def predictions(output: Tensor, schema: Schema) -> Tensor:
@@ -91,6 +104,11 @@ def flatten_output(output: Tensor, schema: Schema) -> Tensor:
     if schema.task != "multiclass" and output.ndim > 1 and output.shape[-1] == 1:
         return output.squeeze(-1)
     return output
+
+
+def _unit(schema: Schema) -> tuple[float, float]:
+    """(c, w), where an output o stands for c + w o."""
+    return schema.label_unit or _range(schema)
 
 
 def _range(schema: Schema) -> tuple[float, float]:

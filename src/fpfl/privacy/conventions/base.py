@@ -65,6 +65,9 @@ class Convention:
         Whether not even the server knows the cohorts.
     capped
         The relations with which a proof covers a cap on participations.
+    measurement_share
+        The part of ε that a measurement of the inputs is planned for, so that by this accountant it
+        costs 3% at most.
     """
 
     name: str
@@ -78,6 +81,7 @@ class Convention:
     shares: bool = False
     secret: bool = False
     capped: tuple[str, ...] = ()
+    measurement_share: float = 0.029
 
 
 REGISTER: dict[str, Convention] = {}

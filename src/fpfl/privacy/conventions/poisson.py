@@ -29,7 +29,9 @@ def _renyi(mechanism: Mechanism, order: int, unamplified: float) -> float:
 
 def _epsilon(plan: PrivacyPlan, population: int, sensitivity: int) -> float:
     q = plan.cohort / population
-    epsilon = epsilon_poisson(plan.noise_multiplier, q, plan.rounds, plan.delta, plan.neighbours)
+    epsilon = epsilon_poisson(
+        plan.noise_multiplier, q, plan.rounds, plan.delta, plan.neighbours, plan.measurement
+    )
     if plan.max_participations is None:
         return epsilon
     # With a cap, what holds even against the server holds against everyone else too.
@@ -38,11 +40,17 @@ def _epsilon(plan: PrivacyPlan, population: int, sensitivity: int) -> float:
 
 def _calibrate(plan: PrivacyPlan, epsilon: float) -> float:
     q = plan.cohort / plan.population
-    noise = calibrate_poisson(epsilon, q, plan.rounds, plan.delta, plan.neighbours)
+    noise = calibrate_poisson(
+        epsilon, q, plan.rounds, plan.delta, plan.neighbours, plan.measurement
+    )
     if plan.max_participations is None:
         return noise
     capped = gaussian_noise_multiplier(
-        epsilon, plan.participations, plan.delta, sensitivity=plan.sensitivity
+        epsilon,
+        plan.participations,
+        plan.delta,
+        sensitivity=plan.sensitivity,
+        measurement=plan.measurement,
     )
     return min(noise, capped)
 
