@@ -235,8 +235,11 @@ def _completed(config: Config, data: FederatedDataset, keep: RunFolder | None) -
 
 
 def _given(clip: dict[str, Any]) -> dict[str, Any]:
-    """Clip bounds as a config has them: what is not there is left out."""
-    found = {name: value for name, value in clip.items() if value is not None}
+    """Clip bounds as a config has them: what is not there is left out.
+
+    So is ``kind``, which a run's own settings have.
+    """
+    found = {n: value for n, value in clip.items() if n != "kind" and value is not None}
     if "adapts" in found:
         found["adapts"] = _given(found["adapts"])
     return found
