@@ -26,12 +26,12 @@ from typing import Any
 import torch
 
 import fpfl
+from fpfl.experiments.fixed import fixed_clipping, fixed_learning_rate
 from fpfl.experiments.runner import RESULTS, about_this_run, write_about, write_kept
 from fpfl.experiments.tables import NETWORKS
 from fpfl.experiments.together import finished, groups_of
 from fpfl.privacy.accounting import calibrate_poisson
 from fpfl.sweeps.batch import Job
-from fpfl.training.defaults import suggested_clipping, suggested_learning_rate
 
 OUT = Path(__file__).parents[1] / "docs" / "results" / "adult-chosen"
 USERS, DELTA = 16_280, 5e-5
@@ -89,10 +89,10 @@ def job(trial: Trial) -> Job:
     changes = dict(ALTERNATIVES[trial.name])
     rounds = changes.pop("rounds", 1000)
     training, _ = users(trial.seed)
-    clip = suggested_clipping(training.schema)
+    clip = fixed_clipping(training.schema)
     clip = replace(clip, **{k: changes.pop(k) for k in list(changes) if hasattr(clip, k)})
     rate = changes.pop("learning_rate", None)
-    rate = rate or suggested_learning_rate(
+    rate = rate or fixed_learning_rate(
         clip, trial.noise, trial.cohort, rounds, training.schema.samples_per_user
     )
     m = round(trial.cohort * training.population / USERS)

@@ -859,6 +859,22 @@ def test_a_trusted_server_adds_noise_in_proportion_to_the_bound():
     assert len({row["clip_bound"] for row in run.history}) > 1
 
 
+def test_a_federation_goes_on_with_the_bound_that_it_had(tmp_path):
+    agreed = with_seed(agreement(**METHODS["a bound that adapts"], rounds=5), 7)
+    whole = federated(agreed)
+
+    def cut(event):
+        if event.row["round"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        federated(agreed, folder=tmp_path / "run", callbacks=[cut])
+    run = federated(agreed, folder=tmp_path / "run")
+    bounds = [[row["clip_bound"] for row in each.history] for each in (run, whole)]
+    assert bounds[0] == bounds[1]
+    assert len(set(bounds[0])) > 2
+
+
 def test_agreements_differ_where_their_grids_do():
     def of(**changes):
         clip = fpfl.Clipping(0.5, counts=4.0, adapts=replace(ADAPTS, **changes))

@@ -48,13 +48,14 @@ SCHEMA = fpfl.TableSchema(
 
 def rows(times: float = 1.0) -> str:
     rng = np.random.default_rng(0)
-    lines = ["id,age,score,job,y"]
+    lines = ["id,age,score,job,sex,y"]
     for user in range(USERS):
         for _ in range(1 + user % 3):
             age, score, job = rng.normal(40, 10), rng.normal(), rng.choice(["a", "a", "b", "c"])
             yes = age - 40 + 10 * score > rng.normal()
             shown = "" if rng.random() < 0.1 else f"{score:.3f}"
-            lines.append(f"{user},{age * times:.3f},{shown},{job},{'yes' if yes else 'no'}")
+            said = "yes" if yes else "no"
+            lines.append(f"{user},{age * times:.3f},{shown},{job},{'fm'[user % 2]},{said}")
     return "\n".join(lines) + "\n"
 
 
@@ -143,6 +144,23 @@ def test_a_noise_multiplier_has_a_measurement_by_rule() -> None:
     assert plan.measurement == pytest.approx(1 / np.sqrt(mu2 / 20))
     assert alone.epsilon < plan.epsilon < 1.04 * alone.epsilon
     assert plan.noise_multiplier == alone.noise_multiplier
+
+
+def test_noise_that_was_calibrated_elsewhere_is_kept_both_of_it(people: FederatedDataset) -> None:
+    """σ and σ₀ of one plan, in place of its ε: the same plan on a machine without an accountant."""
+    sizes = {"population": 5000, "cohort": 250, "rounds": 200}
+    asked = fpfl.Privacy(2.0, clip=1.0)
+    plan = asked.plan(**sizes, measurement=True)
+    told = replace(
+        asked, epsilon=None, noise_multiplier=plan.noise_multiplier, measurement=plan.measurement
+    )
+    assert told.plan(**sizes, measurement=True) == plan
+    assert told.plan(**sizes).measurement is None
+    run = train(people, privacy=told, noise_seed=1)
+    assert run.privacy is not None
+    assert run.privacy.measurement == plan.measurement
+    with pytest.raises(ValueError, match="a positive σ₀"):
+        replace(asked, measurement=0.0)
 
 
 def test_federations_have_no_measurement() -> None:
@@ -523,3 +541,12 @@ def test_a_labels_figures_can_be_declared(table: Path, tmp_path: Path) -> None:
         replace(REGRESSION.label, centre=-1, scale=10)
     with pytest.raises(ValueError, match="numbers of a regression"):
         replace(SCHEMA.label, centre=1, scale=10)
+
+
+def test_columns_of_other_features_are_refused(people: FederatedDataset) -> None:
+    schema = replace(people.schema, shape=(2,), feature_names=None, feature_ranges=None)
+    fewer = replace(people, features=people.features[:, :2], schema=schema)
+    with pytest.raises(ValueError, match="not those of the table any more"):
+        train(fewer)
+    assert train(replace(fewer, columns=())).scaling is None
+    assert train(fewer, measure=False).scaling is None

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fpfl.config import Config, Loaded, config_of, load_data, make_constraint
+from fpfl.config import Config, Loaded, config_of, load_data, make_constraint, make_model
 from fpfl.data.federated import FederatedDataset
 from fpfl.data.schema import DRAFTED, Schema
 from fpfl.data.table_schema import (
@@ -29,6 +29,7 @@ from fpfl.training.defaults import (
     chosen_cohort,
     chosen_method,
     chosen_rate,
+    parameters_of,
 )
 from fpfl.training.inputs import Inputs
 
@@ -231,7 +232,18 @@ def _fill(
     constraint = make_constraint(config, schema)
     privacy = None
     if options.epsilon is not None:
-        clip = chosen_clip(None, constraint, schema)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # training itself will say what there is to say
+            clip = chosen_clip(
+                None,
+                Privacy(options.epsilon, None, 1.0, options.delta),
+                constraint,
+                schema,
+                population=population,
+                cohort=training["cohort"],
+                rounds=rounds,
+                parameters=parameters_of(make_model(config, schema)),
+            )
         given = {name: value for name, value in asdict(clip).items() if value is not None}
         adapts = given.pop("adapts", None)
         sections["privacy.clip"] = given
@@ -244,14 +256,16 @@ def _fill(
             training["learning_rate"] = chosen_rate(
                 privacy, constraint, schema, population, training["cohort"], rounds
             )
-    if constraint is not None and privacy is None:
-        method = chosen_method(constraint, private=False)
-        spread = "none" if method.spread is None else method.spread
-        sections["method"] |= {
-            "damping": method.damping,
-            "tolerance": "constraint" if method.tolerance is None else method.tolerance,
-            "spread": spread,
-        }
+    if constraint is not None:
+        method = chosen_method(constraint, schema, private=privacy is not None, rounds=rounds)
+        own: dict[str, Any] = {"patience": "none" if method.patience is None else method.patience}
+        if privacy is None:
+            own |= {
+                "damping": method.damping,
+                "tolerance": "constraint" if method.tolerance is None else method.tolerance,
+                "spread": "none" if method.spread is None else method.spread,
+            }
+        sections["method"] |= own
     if constraint is None:
         # The best of many cohorts is picked by chance where there is nothing else to judge by.
         training["selection"] = "average"

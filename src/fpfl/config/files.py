@@ -45,7 +45,12 @@ from fpfl.privacy.settings import Clipping, Privacy
 from fpfl.runs.folder import CONFIG, RunFolder
 from fpfl.server.loop import Callback
 from fpfl.training import train
-from fpfl.training.defaults import suggested_clipping, suggested_learning_rate
+from fpfl.training.defaults import (
+    chosen_method,
+    chosen_rate,
+    parameters_of,
+    suggested_clipping,
+)
 from fpfl.training.models import mlp
 from fpfl.training.run import Run
 from fpfl.users.local import FederatedAveraging
@@ -210,15 +215,50 @@ def _completed(config: Config, data: FederatedDataset, keep: RunFolder | None) -
     t, p = config.training, config.privacy
     if not t.suggested or p is None:
         return config
+    # What a run that goes on has had stays, like its noise, whatever T or the rules are now.
+    kept = keep.run.settings if keep is not None and keep.resume else None
+    constraint = make_constraint(config, data.schema)
     if "clip" not in p.model_fields_set:
-        schema = _public(data.schema, t.samples_per_user)
-        clipping = suggested_clipping(schema, make_constraint(config, schema))
-        p = p.model_copy(update={"clip": ClipConfig(**asdict(clipping))})
+        clip = kept["clip"] if kept else asdict(_suggested_clipping(config, p, data, constraint))
+        p = p.model_copy(update={"clip": ClipConfig(**_given(clip))})
     if "learning_rate" not in t.model_fields_set:
-        rate = _kept_learning_rate(keep) or _learning_rate(t, p, data)
+        rate = kept["learning_rate"] if kept else _learning_rate(t, p, data, constraint)
         t = t.model_copy(update={"learning_rate": rate})
+    assert constraint is not None  # a config that is suggested has one
     method = config.method or MethodConfig(kind="one-gradient")
+    if "patience" not in method.settings:
+        usual = chosen_method(constraint, data.schema, private=True, rounds=t.rounds).patience
+        patience = kept["method"].get("patience") if kept else usual
+        own = {**method.settings, "patience": "none" if patience is None else patience}
+        method = MethodConfig(kind=method.kind, **own)
     return config.model_copy(update={"training": t, "privacy": p, "method": method})
+
+
+def _given(clip: dict[str, Any]) -> dict[str, Any]:
+    """Clip bounds as a config has them: what is not there is left out."""
+    found = {name: value for name, value in clip.items() if value is not None}
+    if "adapts" in found:
+        found["adapts"] = _given(found["adapts"])
+    return found
+
+
+def _suggested_clipping(
+    config: Config, p: PrivacyConfig, data: FederatedDataset, constraint: Constraint | None
+) -> Clipping:
+    t = config.training
+    asked = _privacy(p.model_copy(update={"clip": 1.0}))
+    assert asked is not None  # there is a section
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # training itself will say what there is to say
+        return suggested_clipping(
+            asked,
+            _public(data.schema, t.samples_per_user),
+            constraint,
+            population=data.K,
+            cohort=t.cohort,
+            rounds=t.rounds,
+            parameters=parameters_of(make_model(config, data.schema)),
+        )
 
 
 def _public(schema: Schema, most: int | None) -> Schema:
@@ -233,24 +273,15 @@ def _public(schema: Schema, most: int | None) -> Schema:
     return replace(schema, samples_per_user=min(declared, most or declared))
 
 
-def _learning_rate(t: TrainingConfig, p: PrivacyConfig, data: FederatedDataset) -> float:
-    privacy = _privacy(p)
-    assert privacy is not None  # there is a section
-    clipping = privacy.clipping
+def _learning_rate(
+    t: TrainingConfig, p: PrivacyConfig, data: FederatedDataset, constraint: Constraint | None
+) -> float:
+    privacy, schema = _privacy(p), data.schema
+    if schema.samples_per_user is not None:
+        schema = _public(schema, t.samples_per_user)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # training itself will say what there is to say
-        plan = privacy.plan(population=data.K, cohort=t.cohort, rounds=t.rounds)
-    declared = data.schema.samples_per_user
-    samples = declared and min(declared, t.samples_per_user or declared)
-    return suggested_learning_rate(clipping, plan.noise_multiplier, t.cohort, t.rounds, samples)
-
-
-def _kept_learning_rate(keep: RunFolder | None) -> float | None:
-    """What a run that goes on has had: like its noise it stays, whatever T is now."""
-    if keep is None or not keep.resume:
-        return None
-    rate: float | None = keep.run.settings["learning_rate"]
-    return rate
+        return chosen_rate(privacy, constraint, schema, data.K, t.cohort, t.rounds)
 
 
 def _local(t: TrainingConfig) -> FederatedAveraging | None:

@@ -47,6 +47,7 @@ from fpfl.training.defaults import (
     chosen_cohort,
     chosen_method,
     chosen_rate,
+    parameters_of,
 )
 from fpfl.training.models import SHALLOW
 from fpfl.training.run import Run, evaluate_model
@@ -279,10 +280,14 @@ class FairPrivateBase(BaseEstimator):
             seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         cohort = chosen_cohort(data.K) if self.cohort is None else whole(self.cohort)
         check_numbers(data.K, cohort, rounds, None, 1.0)
-        privacy = None
+        model, privacy = network(self.model, self.hidden, schema, seed), None
         if self.epsilon is not None:
-            clip = chosen_clip(self.clip, constraint, schema)
-            privacy = Privacy(self.epsilon, None, clip, self.delta, neighbours=neighbours)
+            privacy = Privacy(self.epsilon, None, 1.0, self.delta, neighbours=neighbours)
+            clip = chosen_clip(
+                self.clip, privacy, constraint, schema, population=data.K, cohort=cohort,
+                rounds=rounds, parameters=parameters_of(model),
+            )  # fmt: skip
+            privacy = replace(privacy, clip=clip)
         rate = self.learning_rate
         if rate is None:
             rate = chosen_rate(privacy, constraint, schema, data.K, cohort, rounds)
@@ -290,7 +295,7 @@ class FairPrivateBase(BaseEstimator):
             rate *= public_normaliser(self.normaliser, cohort, schema) / cohort
         method = self.method
         if constraint is not None and method is None:
-            method = chosen_method(constraint, private=privacy is not None)
+            method = chosen_method(constraint, schema, private=privacy is not None, rounds=rounds)
         settings = {
             "cohort": cohort,
             "rounds": rounds,
@@ -305,7 +310,7 @@ class FairPrivateBase(BaseEstimator):
             "selection": "average" if constraint is None else None,
             "seed": seed,
         }
-        return Job(network(self.model, self.hidden, schema, seed), data, settings)
+        return Job(model, data, settings)
 
     def _train(self, job: Job) -> Run:
         """Train, shown and charged as asked."""

@@ -14,6 +14,7 @@ from torch import nn
 from fpfl.data.federated import FederatedDataset
 from fpfl.experiments import adult, femnist
 from fpfl.experiments.adult import changed
+from fpfl.experiments.fixed import fixed_clipping, fixed_learning_rate
 from fpfl.experiments.tables import Options, Row
 from fpfl.experiments.together import Finished, finished
 from fpfl.fairness.constraints import Constraint
@@ -25,7 +26,6 @@ from fpfl.server.selection import Rule
 from fpfl.store.typed import typed
 from fpfl.sweeps.batch import Job
 from fpfl.training import FpflWarning
-from fpfl.training.defaults import suggested_clipping, suggested_learning_rate
 from fpfl.training.run import Run, evaluate_model
 from fpfl.users.layout import Layout
 
@@ -251,7 +251,7 @@ def _settings(
 
 
 def _suggested(row: Row, data: FederatedDataset, constraint: Constraint) -> Clipping:
-    clip = suggested_clipping(data.schema, constraint)
+    clip = fixed_clipping(data.schema, constraint)
     if row.samples_bound is None:
         return clip
     return replace(clip, bound=row.samples_bound * (data.schema.samples_per_user or 1.0))
@@ -273,7 +273,7 @@ def _with_noise(row: Row, settings: dict[str, Any], data: FederatedDataset) -> d
     changes: dict[str, Any] = {"privacy": private}
     if row.suggested and row.pace:
         samples = data.schema.samples_per_user
-        rate = suggested_learning_rate(
+        rate = fixed_learning_rate(
             privacy.clipping, plan.noise_multiplier, plan.cohort, plan.rounds, samples
         )
         changes |= {"learning_rate": row.pace * rate}

@@ -47,8 +47,8 @@ class Row:
     """One row of a table: what to run, and what the paper reports for it.
 
     ``constraint`` is what is measured, and enforced where there is a ``method``. ``suggested``
-    takes clipping and learning rate from `fpfl.suggest` in place of the row's own, with a bound of
-    ``samples_bound`` times the samples of a user and ``pace`` times that rate where these are
+    takes clipping and learning rate from `fpfl.experiments.fixed` in place of the row's own, with a
+    bound of ``samples_bound`` times the samples of a user and ``pace`` times that rate where these are
     given (a pace of 0 is the row's own rate). ``change`` names a part of FPFL-1G that is taken out,
     ``variant`` what a row of several alike is called. ``population`` is the K that noise is
     calibrated for, where that is not the data's own; ``target`` is the α that FPFL-1G trains

@@ -15,7 +15,7 @@ from fpfl.planning.errors import heldout_users
 from fpfl.planning.question import Question, Setting, Share
 from fpfl.privacy.conventions import PrivacyWarning
 from fpfl.privacy.statement import round_up
-from fpfl.training.defaults import ROUNDS
+from fpfl.training.defaults import ROUNDS, chosen_cohort
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class TrainingPlan:
     settings
         Everything that was looked at: cohorts of the same T, in order.
     chosen
-        The recommended one; where none will do, the least bad.
+        The recommended one, by the rule of every door (`fpfl.training.defaults`).
     given
         The cohort that was asked about, where one was.
     fewer_rounds
@@ -111,17 +111,23 @@ class TrainingPlan:
     delta: float
 
     @property
+    def least(self) -> Setting:
+        """The smallest cohort that will do; where none will, the smallest near the best."""
+        return _least(self.settings)
+
+    @property
     def reason(self) -> str:
         """Why the chosen setting was chosen."""
+        rule = (
+            "a tenth of the users, but no fewer than 100 and no more than 5,000, as training takes "
+            "it by default"
+        )
         if self.chosen.good:
             return (
-                "the smallest cohort at which the gradient stands out of its noise, steps need not "
-                "be shortened, and the run tells α from the noise of its counts"
+                f"{rule}. At it the gradient stands out of its noise, steps need not be shortened, "
+                "and the run tells α from the noise of its counts"
             )
-        return (
-            f"no cohort will do; this is the smallest that comes within {100 * (ENOUGH - 1):.0f}% "
-            f"of the best. At it, {_because(self.chosen)}"
-        )
+        return f"{rule}. At it, {_because(self.chosen)}"
 
     def arguments(self) -> dict[str, Any]:
         """What ``fpfl.suggest`` takes of it, beside a schema and a constraint."""
@@ -156,6 +162,7 @@ class TrainingPlan:
             "delta": self.delta,
             "chosen": plain(self.chosen),
             "reason": self.reason,
+            "least": plain(self.least),
             "given": plain(self.given),
             "fewer_rounds": plain(self.fewer_rounds),
             "settings": [plain(setting) for setting in self.settings],
@@ -166,7 +173,7 @@ class TrainingPlan:
 
     def _recommended(self) -> list[str]:
         s, q = self.chosen, self.question
-        verb = "Take" if s.good else "Least bad is"
+        verb = "Take"
         lines = [
             f"{verb} m = {s.cohort:,}, T = {s.rounds:,}, C = {s.clipping.bound:g}, "
             f"C_s = {s.clipping.counts:g}, learning rate {s.learning_rate:.3g}: {self.reason}.",
@@ -175,6 +182,7 @@ class TrainingPlan:
             f"C = {s.clipping.bound:g}; {s.count_noise:.3g} on each count; "
             f"{s.accuracy_error:.3f} in one round's released accuracy.",
         ]
+        lines.append(self._others())
         if self.fewer_rounds is not None:
             f = self.fewer_rounds
             words = "will do as well" if f.good else f"will not do: {_because(f)}"
@@ -183,6 +191,18 @@ class TrainingPlan:
             words = "will do" if self.given.good else f"will not do: {_because(self.given)}"
             lines.append(f"The cohort asked about, m = {self.given.cohort:,}, {words}.")
         return lines
+
+    def _others(self) -> str:
+        """What other cohorts would do."""
+        least, chosen = self.least, self.chosen
+        if not least.good:
+            return (
+                f"No cohort will do; the smallest that comes within {100 * (ENOUGH - 1):.0f}% of "
+                f"the best is m = {least.cohort:,}, where {_because(least)}."
+            )
+        if least.cohort == chosen.cohort:
+            return "No smaller cohort that was looked at will do."
+        return f"The smallest cohort that will do, of those looked at, is m = {least.cohort:,}."
 
     def _told(self) -> list[str]:
         s, worst = self.chosen, self.chosen.worst
@@ -281,7 +301,7 @@ base_rate, rate
     with warnings.catch_warnings():
         # Of a δ that was given the first setting has said what there is to say.
         warnings.simplefilter("ignore" if found else "default", PrivacyWarning)
-        for m in _candidates(population):
+        for m in sorted({*_candidates(population), chosen_cohort(population)}):
             found.setdefault(m, question.setting(m, rounds))
             warnings.simplefilter("ignore", PrivacyWarning)
         for _ in range(BISECTIONS):
@@ -290,7 +310,7 @@ base_rate, rate
                 break
             found[between] = question.setting(between, rounds)
         settings = tuple(found[m] for m in sorted(found))
-        chosen = _chosen(settings)
+        chosen = found[chosen_cohort(population)]
         fewer = question.setting(chosen.cohort, FEWER_ROUNDS) if rounds > FEWER_ROUNDS else None
         helping = () if chosen.good else levers(question, chosen)
     return TrainingPlan(
@@ -334,7 +354,7 @@ def _two_digits(number: float) -> int:
     return max(1, int(round(number / scale) * scale))
 
 
-def _chosen(settings: tuple[Setting, ...]) -> Setting:
+def _least(settings: tuple[Setting, ...]) -> Setting:
     good = [s for s in settings if s.good]
     least = min(s.score for s in settings)
     return min(good or [s for s in settings if s.score <= ENOUGH * least], key=lambda s: s.cohort)

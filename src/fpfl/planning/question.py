@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from fpfl.data.schema import Schema
@@ -38,8 +38,7 @@ from fpfl.planning.errors import (
 from fpfl.privacy.plan import PrivacyPlan
 from fpfl.privacy.settings import COUNTS, GRADIENTS, SELECTION, Clipping, Privacy
 from fpfl.training.defaults import (
-    LEARNING_RATE,
-    SAMPLE_RATE,
+    full_rate,
     suggested_clipping,
     suggested_learning_rate,
 )
@@ -233,8 +232,12 @@ class Question:
 
     def setting(self, cohort: int, rounds: int) -> Setting:
         """What follows from a cohort and rounds."""
-        clipping = suggested_clipping(self.schema, self.asked)
-        privacy = Privacy(epsilon=self.epsilon, delta=self.delta, clip=clipping)
+        privacy = Privacy(epsilon=self.epsilon, delta=self.delta)
+        clipping = suggested_clipping(
+            privacy, self.schema, self.asked, population=self.population, cohort=cohort,
+            rounds=rounds, parameters=self.parameters,
+        )  # fmt: skip
+        privacy = replace(privacy, clip=clipping)
         plan = privacy.plan(population=self.population, cohort=cohort, rounds=rounds)
         noise, samples = plan.noise_stddev(GRADIENTS), max(1.0, self.samples_per_user)
         return Setting(
@@ -242,10 +245,8 @@ class Question:
             rounds=rounds,
             noise_multiplier=plan.noise_multiplier,
             clipping=clipping,
-            learning_rate=suggested_learning_rate(
-                clipping, plan.noise_multiplier, cohort, rounds, samples
-            ),
-            full_rate=min(LEARNING_RATE, SAMPLE_RATE / samples),
+            learning_rate=self._first_rate(plan, clipping),
+            full_rate=full_rate(samples),
             gradient_noise=noise,
             gradient_length=noise * math.sqrt(self.parameters) / cohort,
             count_noise=plan.noise_stddev(COUNTS),
@@ -256,6 +257,12 @@ class Question:
             delta_server=2.0 * plan.delta,
             participations=plan.participations,
         )
+
+    def _first_rate(self, plan: PrivacyPlan, clipping: Clipping) -> float:
+        """η of the first round."""
+        rate = suggested_learning_rate(plan, clipping, self.samples_per_user)
+        reference = None if clipping.adapts is None else clipping.adapts.reference
+        return rate if reference is None else rate * min(1.0, reference / clipping.bound)
 
     def _noises(self, plan: PrivacyPlan, clipping: Clipping) -> tuple[GroupNoise, ...]:
         times = 1 if self.counted[0].others is not None else 1 + len(self.groups)

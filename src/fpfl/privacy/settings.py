@@ -139,6 +139,9 @@ class Privacy:
         the run begins; by default it is the plan's own ε.
     copies
         On how many nodes of a federation one person may be; their sum is what is protected.
+    measurement
+        σ₀, the noise over its bound, of the release that a table's columns are measured by before
+        the first round; by rule where it is not given. Where nothing is measured it has no use.
     """
 
     epsilon: float | None = None
@@ -151,8 +154,14 @@ class Privacy:
     max_participations: int | None = None
     budget: float | None = None
     copies: int = 1
+    measurement: float | None = None
 
     def __post_init__(self) -> None:
+        given = self.measurement
+        if given is not None and not (math.isfinite(given) and given > 0):
+            raise ValueError(
+                f"measurement is {given}; give its noise, a positive σ₀, or leave it out"
+            )
         if self.budget is not None and not (math.isfinite(self.budget) and self.budget > 0):
             raise ValueError(f"the budget is {self.budget}; it must be a positive ε")
         if (self.epsilon is None) == (self.noise_multiplier is None):
@@ -211,8 +220,8 @@ class Privacy:
         """σ₀, given or by rule; None without a measurement."""
         if not isinstance(measurement, bool):
             return measurement
-        if not measurement:
-            return None
+        if not measurement or self.measurement is not None:
+            return self.measurement if measurement else None
         neighbours, terms = (
             checked_pair(self.convention, self.neighbours),
             REGISTER[self.convention],

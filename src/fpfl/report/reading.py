@@ -370,6 +370,7 @@ def _unfinished(run: OpenRun) -> RunRecord:
         warnings=(),
         privacy=None if said is None else json.loads(json.dumps(said.as_dict())),
         statement=(NO_PRIVACY,) if said is None else tuple(said.lines()),
+        inputs=_inputs(ledger.chain.path, (ledger.scaling or {}).get("scaling")),
     )
 
 

@@ -100,13 +100,14 @@ def trained(
     groups: dict[Any, _Group] = {}
     alone: list[int] = []
     moved: dict[Any, FederatedDataset] = {}
+    scaled: dict[Any, Prepared] = {}
     for number, job in enumerate(jobs):
         given = dict(job.settings)
         budget = given.pop("memory", None)
         if not _can_be_grouped(job):
             alone.append(number)
             continue
-        made = _scaled(prepare(job.model, _beside(job, moved), **given), moved)
+        made = _scaled(prepare(job.model, _beside(job, moved), **given), scaled)
         if not tried_before_a_run(made.spec.flat.vector().device, made.third_party):
             alone.append(number)
             continue
@@ -164,7 +165,7 @@ def _beside(job: Job, moved: dict[Any, FederatedDataset]) -> FederatedDataset:
     return moved[key]
 
 
-def _scaled(made: Prepared, known: dict[Any, FederatedDataset]) -> Prepared:
+def _scaled(made: Prepared, known: dict[Any, Prepared]) -> Prepared:
     """The training with its inputs scaled; runs that scale alike share one population.
 
     Each private run measures for itself, with its own noise: runs of one seed and one ε draw the
@@ -172,11 +173,15 @@ def _scaled(made: Prepared, known: dict[Any, FederatedDataset]) -> Prepared:
     """
     if made.inputs is None:
         return made
-    scaling = made.inputs.found(made.data, made.spec.plan, made.third_party.source)
-    key = (id(made.data), scaling)
+    plan, noise = made.spec.plan, made.third_party.source
+    key: Any = (id(made.data), made.inputs)
+    if made.inputs.measured and plan is not None:
+        own = noise if noise.seeded else object()  # noise of the system's is everyone's own
+        key = (*key, plan.measurement, plan.neighbours, own)
     if key not in known:
-        known[key] = made.scaled(scaling).data
-    return replace(made, data=known[key], inputs=None, scaling=scaling)
+        known[key] = made.scaled(made.inputs.found(made.data, plan, noise))
+    found = known[key]
+    return replace(made, data=found.data, inputs=None, scaling=found.scaling)
 
 
 def _shape(made: Prepared) -> tuple[Any, ...]:

@@ -61,10 +61,20 @@ class Inputs:
             return None
         if privacy is not None and REGISTER[privacy.convention].shares:
             return None  # a federation's: nobody has all rows
+        size = data.schema.shape[0]
+        # A regression's label stands behind the inputs.
+        if any(
+            column.first + column.size > size + (column.first == size) for column in data.columns
+        ):
+            raise ValueError(
+                f"the data's columns are about more inputs than the {size} that samples have: its "
+                "features are not those of the table any more. Take the columns away, "
+                "dataclasses.replace(data, columns=()), or give measure=False"
+            )
         source: Source = "declared"
         if unknown(data.columns):
             source = "exact" if privacy is None else "measured"
-        return cls(data.columns, data.schema.shape[0], source)
+        return cls(data.columns, size, source)
 
     @classmethod
     def measures(cls, data: FederatedDataset, privacy: Privacy | None, *, measure: bool) -> bool:

@@ -42,6 +42,7 @@ from fpfl.privacy.plan import PrivacyPlan
 from fpfl.privacy.settings import Privacy
 from fpfl.store.files import write_whole
 from fpfl.sweeps.batch import Job
+from fpfl.training.inputs import Inputs
 
 
 @dataclass(frozen=True)
@@ -93,16 +94,23 @@ def _prepared(row: Row, seed: int, split: Split, searches: dict[Row, Search]) ->
 
 
 def _calibrated(job: Job, population: int, row: Row) -> tuple[Privacy, PrivacyPlan]:
-    """The job's privacy with its σ in place of ε, and the plan that it is from."""
+    """The job's privacy with its σ and σ₀ in place of ε, and the plan that they are from."""
     privacy: Privacy = job.settings["privacy"]
     plan = privacy.plan(
         population=population,
         cohort=job.settings["cohort"],
         rounds=job.settings["rounds"],
         constrained=row.constraint is not None,
+        measurement=Inputs.measures(job.data, privacy, measure=job.settings.get("measure", True)),
     )
-    sigma, delta = plan.noise_multiplier, plan.delta
-    return replace(privacy, epsilon=None, noise_multiplier=sigma, delta=delta), plan
+    told = replace(
+        privacy,
+        epsilon=None,
+        noise_multiplier=plan.noise_multiplier,
+        delta=plan.delta,
+        measurement=plan.measurement,
+    )
+    return told, plan
 
 
 def run_prepared(
