@@ -781,6 +781,21 @@ def constant(record: RunRecord, name: str) -> RunRecord:
     return replace(record, folder=Path(name), evaluations={"test": judged})
 
 
+def test_where_classes_are_unbalanced_runs_are_ranked_by_balanced_accuracy(
+    record: RunRecord,
+) -> None:
+    runs = [constant(record, "one"), constant(record, "two")]
+    (comparison,), _ = compare(runs)
+    assert comparison.score_name == "balanced accuracy"
+    assert [e.score.value for e in comparison.entries] == [0.5, 0.5]
+    words = "".join(Elements(report_html(runs, "")).words)
+    assert "runs are ranked by balanced accuracy" in words
+    # Where one of them does not say how frequent classes are, there is accuracy alone.
+    old = replace(runs[1].evaluations["test"], metrics=None)
+    (comparison,), _ = compare([runs[0], replace(runs[1], evaluations={"test": old})])
+    assert comparison.score_name == "accuracy"
+
+
 def test_a_collapsed_model_is_named_first_and_called_fair_nowhere(record: RunRecord) -> None:
     collapsed = constant(record, "silent")
     judged = collapsed.evaluations["test"]

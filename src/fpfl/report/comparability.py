@@ -192,6 +192,10 @@ WHERE: dict[Source, str] = {
 }
 
 
+BALANCED = "balanced accuracy"
+"""What runs are ranked by where classes are unbalanced: of two, a base rate outside [¼, ¾]."""
+
+
 @dataclass(frozen=True)
 class Entry:
     """A run in a comparison.
@@ -305,6 +309,13 @@ def _of_source(source: Source, records: Sequence[RunRecord]) -> list[Comparison]
     return comparisons
 
 
+def _balanced(evaluation: Evaluated) -> Figure:
+    assert evaluation.metrics is not None  # all that are compared have them
+    found = evaluation.metrics.balanced_accuracy
+    ends = (None if math.isnan(end) else end for end in (found.value, found.low, found.high))
+    return Figure(*ends)
+
+
 def _comparison(
     source: Source,
     records: Sequence[RunRecord],
@@ -317,13 +328,16 @@ def _comparison(
     alphas = {e.tolerance for (_, e, _), judged in zip(rows, own, strict=True) if judged}
     # Runs that were not judged by this constraint are, where there is one α to judge them by.
     shared = alphas.pop() if len(alphas) == 1 else None
+    # Where classes are unbalanced, a model that says the same to everybody has the accuracy.
+    unbalanced = all(e.metrics is not None and e.metrics.unbalanced for _, e, _ in rows)
+    score_name = BALANCED if unbalanced else first.score_name
     entries = []
     for (i, evaluation, gap), judged in zip(rows, own, strict=True):
         verdict = "not judged" if shared is None else gap_verdict(gap, shared)
         entries.append(
             Entry(
                 index=i,
-                score=evaluation.score,
+                score=_balanced(evaluation) if unbalanced else evaluation.score,
                 gap=gap.value,
                 epsilon=math.inf if records[i].privacy is None else records[i].epsilon,
                 tolerance=evaluation.tolerance if judged else shared,
@@ -342,7 +356,7 @@ def _comparison(
     asked = [e for _, e, gap in rows if gap is e.gaps.get("constraint")]  # one at least
     names = dict.fromkeys(str(e.constraint) for e in asked if e.constraint)
     return Comparison(
-        source, " / ".join(names), measures, (first.users, first.samples), first.score_name, lower,
+        source, " / ".join(names), measures, (first.users, first.samples), score_name, lower,
         tuple(marked),
     )  # fmt: skip
 

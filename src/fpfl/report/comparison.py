@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from fpfl.report.charts import BLUE, Chart, Table, Trace, axes, safe
-from fpfl.report.comparability import WHERE, Comparison, Entry, compare, groups_in_words
+from fpfl.report.comparability import BALANCED, WHERE, Comparison, Entry, compare, groups_in_words
 from fpfl.report.evaluations import SIMULATION_ONLY, Figure
 from fpfl.report.reading import RunRecord
 from fpfl.report.sections import COLLAPSED as COLLAPSED_BADGE
@@ -81,6 +81,11 @@ def _one(
         "none of them is outside its α. ε counts in three digits; no privacy counts as an "
         "infinite ε. That is by the values; where intervals overlap, the order may be chance.",
     ]
+    if comparison.score_name == BALANCED:
+        lines.append(
+            "Classes are not equally frequent: a model that always says the same has a high "
+            "accuracy. So runs are ranked by balanced accuracy, the mean over the classes."
+        )
     if outside:
         lines.append(f"Not dominated either, but outside α: {', '.join(outside)}.")
     collapsed = [names[e.index] for e in comparison.entries if e.collapsed]
