@@ -306,8 +306,19 @@ def test_a_user_with_many_samples_takes_no_larger_steps() -> None:
     """A gradient is summed over n̄ samples: η falls with n̄, with noise and without."""
     for samples, expected in ((None, 1.0), (0.5, 1.0), (1.0, 1.0), (2.0, 0.5), (75.0, 1 / 75)):
         schema = Schema((3,), samples_per_user=samples)
-        assert chosen_rate(None, None, schema, 2000, 200, 1000) == expected
+        assert chosen_rate(None, None, schema, 15_000, 200, 1000) == expected
         if samples is None:
             continue
         found = suggest(schema, population=2000, cohort=200, noise_multiplier=1e-3, delta=1e-5)
         assert found.learning_rate == expected
+
+
+def test_few_samples_are_not_learnt_by_heart() -> None:
+    """Without noise η is in proportion below 15,000 samples, a quarter at least."""
+    cases = ((15_000, 1.0, 1.0), (6000, 1.0, 0.4), (3000, 2.0, 0.2), (200, 1.0, 0.25),
+             (200, None, 0.25))  # fmt: skip
+    for users, samples, expected in cases:
+        schema = Schema((3,), samples_per_user=samples)
+        assert chosen_rate(None, None, schema, users, 100, 300) == pytest.approx(expected)
+        number = replace(schema, classes=None, label_range=(0.0, 9.0))
+        assert chosen_rate(None, None, number, users, 100, 300) == 0.25 / max(1.0, samples or 1.0)

@@ -94,6 +94,12 @@ PARAMETERS = 1000
 PLAIN_ROUNDS = 300
 """T without a constraint and without privacy."""
 
+PLAIN_SAMPLES, PLAIN_LEAST = 15_000, 0.25
+"""Without noise in the way, fewer samples than that are learnt by heart: η is smaller, but no less
+than a quarter, for T rounds have to get somewhere. (4,317 rows of Adult and of a state's people:
+accuracy 0.838 and 0.778 for FNR parity with η = 1, 0.847 and 0.784 with 0.3; all of their rows want
+1.)"""
+
 PLAIN_TARGET, PLAIN_DAMPING = 0.75, 10.0
 """Without privacy: the part of α that training steers towards, and c. Exact counts can be answered
 at once; multipliers that chase them as `OneGradient`'s own settings do, which are for noise, swing,
@@ -276,11 +282,18 @@ def chosen_rate(
 ) -> float:
     """η for gradients that are divided by m; with privacy by `fpfl.suggest`'s rule."""
     if privacy is None:
-        return full_rate(schema)
+        return min(full_rate(schema), _plain_rate(population, schema.samples_per_user))
     plan = privacy.plan(
         population=population, cohort=cohort, rounds=rounds, constrained=constraint is not None
     )
     return suggested_learning_rate(plan, privacy.clipping, schema)
+
+
+def _plain_rate(population: int, samples: float | None) -> float:
+    """η without privacy, of a classifier."""
+    each = max(1.0, samples or 1.0)
+    part = min(1.0, population * each / PLAIN_SAMPLES)
+    return max(PLAIN_LEAST, part) * LEARNING_RATE / each
 
 
 def chosen_method(
