@@ -446,6 +446,22 @@ def test_a_given_constraint_keeps_its_tolerance_unless_told() -> None:
     assert estimator.fit(X, y, sensitive_features=s).run_.constraint.tolerance == 0.1
 
 
+@pytest.mark.parametrize("wide", [1.0, 100.0])
+def test_a_regression_fits_by_default(wide: float) -> None:
+    """Whatever its unit and however wide its range; the model answers in units of the range."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(600, 8))
+    y = 40.0 + 5.0 * (X[:, 0] - X[:, 1] + np.abs(X[:, 2])) + 2.0 * rng.normal(size=600)
+    label_range = (float(y.min()) * wide - 100.0 * (wide - 1), float(y.max()) * wide)
+    fitted = FairPrivateRegressor(label_range=label_range, random_state=0).fit(X, y)
+    assert fitted.score(X, y) > 0.8  # 0.94 is the most that can be known
+    scaled = torch.from_numpy(fitted._scaling(X)).float()
+    with torch.no_grad():
+        output = fitted.run_.model(scaled).squeeze(-1).double().numpy()
+    low, high = label_range
+    np.testing.assert_allclose(low + (high - low) * output, fitted.predict(X), rtol=0.02)
+
+
 @dominated
 def test_regression_with_equal_errors() -> None:
     X, _, s, users = people()

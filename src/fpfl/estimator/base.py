@@ -30,7 +30,6 @@ from fpfl.estimator.data import (
     named_constraint,
     network,
     sensitive_columns,
-    standardised_unit,
     user_numbers,
     whole,
 )
@@ -255,17 +254,16 @@ class FairPrivateBase(BaseEstimator):
         schema = schema.weighing(self._class_weights(labels))
         constraint = chosen_constraint(self.constraint, self.tolerance, schema)
         scaling = Scaling.of(X, self.feature_range, private=self.epsilon is not None)
-        if label_range is not None and self.epsilon is None and scaling.ranges is None:
-            # As the features: where they are no secret, labels are standardised, too.
-            schema = replace(schema, label_unit=standardised_unit(labels))
         unscaled = self.epsilon is not None and scaling.ranges is None
         data = FederatedDataset.from_samples(scaling(X), labels, codes, schema, numbers)
+        # What training is to find out: of the label, and of features nothing is known but ranges.
+        columns: tuple[InputColumn, ...] = ()
         if scaling.ranges is not None:
-            # What training is to find out about them: nothing is known but their ranges.
             found = schema.feature_names or tuple(f"feature {n}" for n in range(X.shape[1]))
-            found = (*found, *([] if label_range is None else [LABEL]))
             columns = tuple(InputColumn(name, n) for n, name in enumerate(found))
-            data = replace(data, columns=columns)
+        if label_range is not None and (scaling.ranges is not None or self.epsilon is None):
+            columns = (*columns, InputColumn(LABEL, X.shape[1]))
+        data = replace(data, columns=columns)
         with warnings.catch_warnings():
             # Training itself will say what there is to say.
             warnings.simplefilter("ignore", FpflWarning)
