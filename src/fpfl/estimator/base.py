@@ -64,7 +64,7 @@ try:
         is_classifier,
     )
     from sklearn.exceptions import FitFailedWarning
-    from sklearn.metrics import check_scoring
+    from sklearn.metrics import balanced_accuracy_score, check_scoring
     from sklearn.model_selection import GroupKFold, ParameterGrid, check_cv
     from sklearn.utils import check_random_state, get_tags, indexable
     from sklearn.utils.metaestimators import available_if
@@ -88,6 +88,7 @@ __all__ = [
     "ParameterGrid",
     "RegressorMixin",
     "available_if",
+    "balanced_accuracy_score",
     "check_classification_targets",
     "check_cv",
     "check_is_fitted",
@@ -375,6 +376,8 @@ class FairPrivateBase(BaseEstimator):
         super().__setstate__(state)
         # Written by a version that mapped ranges as they are.
         self.__dict__.setdefault("measure", False)
+        if "class_weight" in self._get_param_names():
+            self.__dict__.setdefault("class_weight", None)  # there was none
         if self.__dict__.get("_named"):
             name, tolerance = self._named
             made = named_constraint(name, tolerance, self.schema_)

@@ -15,6 +15,7 @@ from fpfl.estimator.base import (
     FairPrivateBase,
     Fitting,
     RegressorMixin,
+    balanced_accuracy_score,
     check_classification_targets,
     validate_data,
 )
@@ -216,6 +217,22 @@ class FairPrivateClassifier(ClassifierMixin, FairPrivateBase):
         """The likeliest label of each row."""
         outputs = self._outputs(X)
         return np.asarray(self.classes_[task.predictions(outputs, self.schema_).numpy()])
+
+    def balanced_score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """The balanced accuracy: the mean of the classes' recalls, over those that are in y.
+
+        ``score`` is the accuracy, which is high for a model that always names the most frequent
+        label. This is then 1/C, for C classes. Read it where labels are not equally frequent. It is
+        a release like any other: where the rows are not public, no ε covers it.
+
+        Parameters
+        ----------
+        X, y
+            Rows, and their labels.
+        sample_weight
+            What each row weighs; 1 by default.
+        """
+        return float(balanced_accuracy_score(y, self.predict(X), sample_weight=sample_weight))
 
 
 class FairPrivateRegressor(RegressorMixin, FairPrivateBase):
