@@ -24,6 +24,7 @@ from fpfl.report.words import (
     collapses,
     headline,
     is_regression,
+    levelled_lines,
     method_name,
     number,
     percent,
@@ -256,7 +257,8 @@ def _results(record: RunRecord) -> list[str]:
             f"Released in the last round of training (round {last['round']:,}; its cohort's, "
             f"{noise}): {score_word(record)} {number(last.get('accuracy'))}{gaps}."
         )
-        lines += [part for said in trained_lines(record) for part in ("", plain(said, 2000))]
+        said = [*trained_lines(record), *levelled_lines(record)]
+        lines += [part for words in said for part in ("", plain(words, 2000))]
     return lines
 
 

@@ -23,6 +23,7 @@ from fpfl.report.words import (
     gap_name,
     headline,
     interval,
+    levelled_lines,
     marks,
     number,
     percent,
@@ -354,7 +355,7 @@ def _rounds(
         if record.history
         else "No round is recorded in this folder."
     )
-    text = paragraphs([intro, *trained_lines(record)])
+    text = paragraphs([intro, *trained_lines(record), *levelled_lines(record)])
     if any(chart.grouped for _, chart in placed):
         text += _controls(record, run)
     elif placed and record.history:

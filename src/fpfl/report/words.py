@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fpfl.fairness.confusion import balance_of, collapsed_in_training, training_verdict
+from fpfl.fairness.levelling import weighed_down
 from fpfl.fairness.metrics import Estimate
 from fpfl.methods.base import Unconstrained, about
 from fpfl.privacy.assumptions import BEFORE
@@ -293,6 +294,12 @@ def trained_lines(record: RunRecord) -> list[str]:
         f"{number(metrics.balanced_accuracy.value)}, F1 {number(metrics.f1.value)}; predicted: "
         f"{shares}.",
     ]
+
+
+def levelled_lines(record: RunRecord) -> list[str]:
+    """When and how far strong groups were weighed down; empty without a constraint."""
+    said = weighed_down(record.history, record.settings)
+    return [] if said is None else [said]
 
 
 def balance_lines(evaluation: Evaluated) -> list[str]:

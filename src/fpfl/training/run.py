@@ -17,6 +17,7 @@ from fpfl.data.federated import FederatedDataset
 from fpfl.data.inputs import Scaling
 from fpfl.fairness.constraints import Constraint
 from fpfl.fairness.gaps import Evaluation, evaluate_predictions
+from fpfl.fairness.levelling import weighed_down
 from fpfl.runs.folder import HISTORY, MODEL, PRIVACY, RESULT
 from fpfl.server.state import Row
 from fpfl.store.files import explained, write_whole
@@ -77,6 +78,8 @@ class Run:
         lines += [f"Note: {note}." for note in self.warnings]
         if self.collapse is not None and self.collapse.rstrip(".") not in self.warnings:
             lines.append(self.collapse)
+        down = weighed_down(self.history, self.settings)
+        lines += [down] if down else []
         lines += [f"Stopped: {self.stopped}."] if self.stopped else []
         return "\n".join([*lines, str(self.privacy or NO_PRIVACY)])
 
