@@ -17,6 +17,9 @@ from fpfl.report.facts import IN_MEMORY, judged_by, record_of, verdict_on
 from fpfl.report.reading import RunRecord
 from fpfl.report.series import bound_course
 from fpfl.report.words import (
+    AGAINST_HEAD,
+    against_lines,
+    against_rows,
     balance_lines,
     balance_rows,
     banners,
@@ -246,6 +249,12 @@ def _results(record: RunRecord) -> list[str]:
             "The finished model was not evaluated, or its evaluation is not in the folder.",
             "",
         ]
+    for words in against_lines(record):
+        lines += [plain(words, 4000), ""]
+    for found in record.against.values():
+        # Differences have signs; brackets of intervals are no links, and need no escape.
+        rows = [[plain(row[0]), *row[1:]] for row in against_rows(found)]
+        lines += [*table(AGAINST_HEAD, []), *(f"| {' | '.join(row)} |" for row in rows), ""]
     last = record.history[-1] if record.history else {}
     if last:
         averaged = last.get("averaged_gap")

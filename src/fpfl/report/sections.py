@@ -15,6 +15,9 @@ from fpfl.report.reading import RunRecord
 from fpfl.report.runcharts import charts
 from fpfl.report.series import window
 from fpfl.report.words import (
+    AGAINST_HEAD,
+    against_lines,
+    against_rows,
     balance_lines,
     balance_rows,
     banners,
@@ -413,8 +416,24 @@ def _groups(record: RunRecord, level: int) -> str:
             if record.finished
             else "The run has not ended, so there is no model to evaluate yet."
         )
-        return paragraphs([why])
-    return "".join(_evaluation(e, level) for e in record.evaluations.values())
+        return paragraphs([why, *against_lines(record)])
+    text = "".join(_evaluation(e, level) for e in record.evaluations.values())
+    return text + _against(record, level)
+
+
+def _against(record: RunRecord, level: int) -> str:
+    """Who is better and who is worse off than by the run's reference."""
+    lines = against_lines(record)
+    if not lines:
+        return ""
+    tables = "".join(
+        table(Table(f"Against the reference, {kind}", AGAINST_HEAD, tuple(against_rows(found))))
+        for kind, found in record.against.items()
+    )
+    return (
+        f'<div class="evaluation"><h{level}>Against training without the constraint</h{level}>'
+        f"{paragraphs(lines)}{tables}</div>"
+    )
 
 
 def _evaluation(evaluation: Evaluated, level: int) -> str:
