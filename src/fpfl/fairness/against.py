@@ -173,7 +173,7 @@ class Against:
             return None
         worse = dict.fromkeys(c.group for c in self.groups if c.outcome == "worse")
         return (
-            f"LEVELLED DOWN: {', '.join(worse)} worse off than without the constraint, and no "
+            f"LEVELLED DOWN: worse off than without the constraint: {', '.join(worse)}; and no "
             "group is better off for it."
         )
 

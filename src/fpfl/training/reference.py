@@ -19,7 +19,7 @@ from fpfl.training.run import Run
 from fpfl.training.session import train
 
 
-def without_constraint(settings: dict[str, Any]) -> dict[str, Any]:
+def without_constraint(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Keywords of `fpfl.train`, as the reference of a training with these has them.
 
     Seeds are others: two runs with the same secret cohorts would tell more than two runs with
