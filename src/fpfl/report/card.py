@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 from fpfl.report.evaluations import SIMULATION_ONLY, Evaluated
 from fpfl.report.facts import IN_MEMORY, judged_by, record_of, verdict_on
 from fpfl.report.reading import RunRecord
-from fpfl.report.series import bound_course
+from fpfl.report.series import bound_course, windows
 from fpfl.report.words import (
     AGAINST_HEAD,
+    WINDOW_HEAD,
     against_lines,
     against_rows,
     balance_lines,
@@ -37,6 +38,8 @@ from fpfl.report.words import (
     trained_lines,
     what_was_trained,
     when_and_with,
+    window_lines,
+    window_rows,
     with_interval,
 )
 
@@ -268,6 +271,10 @@ def _results(record: RunRecord) -> list[str]:
         )
         said = [*trained_lines(record), *levelled_lines(record)]
         lines += [part for words in said for part in ("", plain(words, 2000))]
+        moved = windows(record)
+        if moved is not None:
+            lines += ["", *(plain(words, 2000) for words in window_lines(moved)), ""]
+            lines += table(WINDOW_HEAD, window_rows(moved))
     return lines
 
 

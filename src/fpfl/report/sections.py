@@ -13,9 +13,10 @@ from fpfl.report.charts import Chart, Table, style
 from fpfl.report.evaluations import Evaluated, Gap
 from fpfl.report.reading import RunRecord
 from fpfl.report.runcharts import charts
-from fpfl.report.series import window
+from fpfl.report.series import window, windows
 from fpfl.report.words import (
     AGAINST_HEAD,
+    WINDOW_HEAD,
     against_lines,
     against_rows,
     balance_lines,
@@ -35,6 +36,8 @@ from fpfl.report.words import (
     trained_lines,
     what_was_trained,
     when_and_with,
+    window_lines,
+    window_rows,
     with_interval,
 )
 
@@ -359,6 +362,11 @@ def _rounds(
         else "No round is recorded in this folder."
     )
     text = paragraphs([intro, *trained_lines(record), *levelled_lines(record)])
+    found = windows(record)
+    if found is not None:
+        rows = tuple(window_rows(found))
+        text += paragraphs(window_lines(found))
+        text += table(Table("Rates early and last, as released", WINDOW_HEAD, rows))
     if any(chart.grouped for _, chart in placed):
         text += _controls(record, run)
     elif placed and record.history:

@@ -16,6 +16,7 @@ from fpfl.privacy.assumptions import BEFORE
 from fpfl.privacy.statement import round_up
 from fpfl.report.evaluations import SIMULATION_ONLY, TITLES, Evaluated, Figure, Gap
 from fpfl.report.reading import RunRecord
+from fpfl.report.series import Windows
 from fpfl.training.reference import together
 
 _SELECTIONS = {
@@ -302,6 +303,36 @@ def levelled_lines(record: RunRecord) -> list[str]:
     """When and how far strong groups were weighed down; empty without a constraint."""
     said = weighed_down(record.history, record.settings)
     return [] if said is None else [said]
+
+
+def window_lines(found: Windows) -> list[str]:
+    """What the two windows are, in sentences."""
+    (a, b), (c, d) = found.early, found.last
+    return [
+        f"Each group's released rates in rounds {a:,} to {b:,}, before the multipliers acted much, "
+        f"and in rounds {c:,} to {d:,}, the last; ± is the standard error from the noise alone, "
+        "without that of drawing cohorts. An early model is hardly trained: this says how rates "
+        "have moved, not what they would be without the constraint."
+    ]
+
+
+def window_rows(found: Windows) -> list[tuple[str, ...]]:
+    """Every group's rates in the two windows."""
+    return [
+        (
+            f"{r.group}, {r.rate}",
+            _with_noise(r.early, r.early_noise),
+            _with_noise(r.last, r.last_noise),
+        )
+        for r in found.rows
+    ]
+
+
+WINDOW_HEAD = ("group, rate", "early", "last")
+
+
+def _with_noise(value: float | None, noise: float | None) -> str:
+    return number(value) if value is None or noise is None else f"{number(value)} ± {number(noise)}"
 
 
 def against_lines(record: RunRecord) -> list[str]:
