@@ -90,6 +90,11 @@ PARAMETERS = 1000
 PLAIN_ROUNDS = 300
 """T without a constraint and without privacy."""
 
+PLAIN_SAMPLES = 15_000
+"""Without noise in the way, fewer samples than that are learnt by heart: η is smaller. (4,317 rows
+of Adult and of a state's people: accuracy 0.838 and 0.778 for FNR parity with η = 1, 0.847 and
+0.784 with 0.3; all of their rows want 1.)"""
+
 PLAIN_TARGET, PLAIN_DAMPING = 0.75, 10.0
 """Without privacy: the part of α that training steers towards, and c. Exact counts can be answered
 at once; multipliers that chase them as `OneGradient`'s own settings do, which are for noise, swing,
@@ -271,7 +276,8 @@ def chosen_rate(
 ) -> float:
     """η for gradients that are divided by m; with privacy by `fpfl.suggest`'s rule."""
     if privacy is None:
-        return full_rate(schema.samples_per_user)
+        samples = population * max(1.0, schema.samples_per_user or 1.0)
+        return min(1.0, samples / PLAIN_SAMPLES) * full_rate(schema.samples_per_user)
     plan = privacy.plan(
         population=population, cohort=cohort, rounds=rounds, constrained=constraint is not None
     )
