@@ -85,6 +85,9 @@ class FairPrivateClassifier(ClassifierMixin, FairPrivateBase):
         With ``feature_range``: also find out where in their ranges features lie, and scale them by
         their medians and spreads. With ``epsilon`` that is a private release before the first
         round, within the same ε. False: ranges are mapped as they are.
+    reference
+        Also train the same without the constraint, as a run of its own that costs as much again:
+        `against_reference` then says who is better and who is worse off than by it.
     ledger
         The file of a `fpfl.PopulationLedger` that every fit is charged to, so that a search over
         settings adds up. Its population is the number of users: those who have no rows in a fold
@@ -105,6 +108,8 @@ class FairPrivateClassifier(ClassifierMixin, FairPrivateBase):
         Of the features.
     run_
         The `fpfl.Run`: the model, the released history, settings.
+    reference_run_
+        The run without the constraint, where one was asked for.
     privacy_
         The privacy statement; None without privacy.
     n_iter_
@@ -145,6 +150,7 @@ class FairPrivateClassifier(ClassifierMixin, FairPrivateBase):
         normaliser: Literal["users", "samples"] | float = "users",
         feature_range: Any = None,
         measure: bool = True,
+        reference: bool = False,
         ledger: str | os.PathLike[str] | None = None,
         random_state: Any = None,
         verbose: int = 0,
@@ -153,7 +159,7 @@ class FairPrivateClassifier(ClassifierMixin, FairPrivateBase):
             constraint=constraint, tolerance=tolerance, epsilon=epsilon, delta=delta, hidden=hidden,
             model=model, cohort=cohort, rounds=rounds, learning_rate=learning_rate, clip=clip,
             method=method, normaliser=normaliser, feature_range=feature_range, measure=measure,
-            ledger=ledger, random_state=random_state, verbose=verbose,
+            reference=reference, ledger=ledger, random_state=random_state, verbose=verbose,
         )  # fmt: skip
         self.class_weight = class_weight
 
@@ -247,7 +253,7 @@ class FairPrivateRegressor(RegressorMixin, FairPrivateBase):
         The public (low, high) of the label: labels and predictions are clamped to it. Without it
         it is read from y, and then it is no secret; with ``epsilon`` it must be given.
     tolerance, epsilon, delta, hidden, model, cohort, rounds, learning_rate, clip, method, \
-normaliser, feature_range, measure, ledger, random_state, verbose
+normaliser, feature_range, measure, reference, ledger, random_state, verbose
         As in `FairPrivateClassifier`; a network has one output, in units of the label range.
 
     Attributes
@@ -274,6 +280,7 @@ normaliser, feature_range, measure, ledger, random_state, verbose
         normaliser: Literal["users", "samples"] | float = "users",
         feature_range: Any = None,
         measure: bool = True,
+        reference: bool = False,
         ledger: str | os.PathLike[str] | None = None,
         random_state: Any = None,
         verbose: int = 0,
@@ -282,7 +289,7 @@ normaliser, feature_range, measure, ledger, random_state, verbose
             constraint=constraint, tolerance=tolerance, epsilon=epsilon, delta=delta, hidden=hidden,
             model=model, cohort=cohort, rounds=rounds, learning_rate=learning_rate, clip=clip,
             method=method, normaliser=normaliser, feature_range=feature_range, measure=measure,
-            ledger=ledger, random_state=random_state, verbose=verbose,
+            reference=reference, ledger=ledger, random_state=random_state, verbose=verbose,
         )  # fmt: skip
         self.label_range = label_range
 

@@ -253,12 +253,7 @@ class Judge:
     def rates(self, released: Floats, stddev: float) -> dict[str, dict[str, RateEstimate]]:
         """Every rate of the whole and of each group, with an interval of its own."""
         cells = self.cells
-        parts = cells.sums(released, stddev, cells.rates)
-        whole = _columns(cells.wholes(parts), [cells.smallest_way])
-        groups = _columns(parts, range(len(cells.groups)))
-        sums = Sums(
-            *(np.hstack(pair) for pair in zip(_arrays(whole), _arrays(groups), strict=True))
-        )
+        sums = whole_and_groups(cells, released, stddev, cells.rates)
         low, high = rate_interval(sums, 1.0 - self.confidence, self.bound)
         numbers = np.stack([sums.value(), low, high, sums.n], axis=-1).tolist()
         names = ("overall", *cells.groups.names)
@@ -358,6 +353,16 @@ class Judge:
             else f", or about {budget:.2g} times the ε"
         )
         return f"For intervals of ± {tolerance:g} it takes {needed}{other}"
+
+
+def whole_and_groups(
+    cells: Cells, released: Floats, stddev: float, rates: tuple[Rate, ...]
+) -> Sums:
+    """F and M of every rate for the whole and for each group, (R, 1 + G)."""
+    parts = cells.sums(released, stddev, rates)
+    whole = _columns(cells.wholes(parts), [cells.smallest_way])
+    groups = _columns(parts, range(len(cells.groups)))
+    return Sums(*(np.hstack(pair) for pair in zip(_arrays(whole), _arrays(groups), strict=True)))
 
 
 def _first(enough: Callable[[float], bool], powers: int) -> float | None:
