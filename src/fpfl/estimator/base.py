@@ -31,6 +31,7 @@ from fpfl.estimator.data import (
     named_constraint,
     network,
     sensitive_columns,
+    standardised_unit,
     user_numbers,
     whole,
 )
@@ -315,6 +316,9 @@ class FairPrivateBase(BaseEstimator):
         schema = schema.weighing(self._class_weights(labels))
         constraint = chosen_constraint(self.constraint, self.tolerance, schema)
         scaling = Scaling.of(X, self.feature_range, private=self.epsilon is not None)
+        if label_range is not None and self.epsilon is None and scaling.ranges is None:
+            # As the features: where they are no secret, labels are standardised, too.
+            schema = replace(schema, label_unit=standardised_unit(labels))
         unscaled = self.epsilon is not None and scaling.ranges is None
         data = FederatedDataset.from_samples(scaling(X), labels, codes, schema, numbers)
         if scaling.ranges is not None:

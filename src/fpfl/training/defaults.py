@@ -5,7 +5,7 @@ scikit-learn estimators, ``fpfl plan`` and sweeps. For `OneGradient` with privac
 samples and a model of p parameters,
 
     m = K/10, but no fewer than 100 and no more than 5,000,    T = 1,000,
-    C_0 = 3 max(1, n̄/2),    C_s = j,    η = 1/n̄,
+    C_0 = 3 max(1, n̄/2),    C_s = j,    η = 1/n̄ (of a regression 1/4n̄),
     shares 0.20 / 0.05 / 0.01 (counts, selection, clipped users; the gradient has the rest, ρ).
 
 With s = σ/√ρ the noise on every number of the summed gradient, in clip bounds, noise against signal
@@ -72,6 +72,10 @@ COUNTS_SHARE, SELECTION_SHARE, CLIPPED_SHARE = 0.20, 0.05, 0.01
 LEARNING_RATE = 1.0
 """η for users of one sample, with gradients that are divided by m."""
 
+REGRESSION = 0.25
+"""η of a regression over that of a classifier. In the output a squared error is curved by 1 and a
+log loss by 1/4 at most: so steps are as far from those that run away."""
+
 ACCUMULATED = 0.25
 """Noise that may add up in a parameter over a run."""
 
@@ -95,10 +99,11 @@ PARAMETERS = 1000
 PLAIN_ROUNDS = 300
 """T without a constraint and without privacy."""
 
-PLAIN_SAMPLES = 15_000
-"""Without noise in the way, fewer samples than that are learnt by heart: η is smaller. (4,317 rows
-of Adult and of a state's people: accuracy 0.838 and 0.778 for FNR parity with η = 1, 0.847 and
-0.784 with 0.3; all of their rows want 1.)"""
+PLAIN_SAMPLES, PLAIN_LEAST = 15_000, 0.25
+"""Without noise in the way, fewer samples than that are learnt by heart: η is smaller, but no less
+than a quarter, for T rounds have to get somewhere. (4,317 rows of Adult and of a state's people:
+accuracy 0.838 and 0.778 for FNR parity with η = 1, 0.847 and 0.784 with 0.3; all of their rows want
+1.)"""
 
 PLAIN_TARGET, PLAIN_DAMPING = 0.75, 10.0
 """Without privacy: the part of α that training steers towards, and c. Exact counts can be answered
@@ -213,7 +218,7 @@ def suggested_clipping(
             target=_rounded(min(MOST_CLIPPED, max(LEAST_CLIPPED, fraction))),
             rate=_rounded(BOUND_RATE * min(1.0, STEADY / unsteady)),
             reference=_rounded(
-                ACCUMULATED * cohort * samples / (LEARNING_RATE * noise * math.sqrt(rounds))
+                ACCUMULATED * cohort / (full_rate(schema) * noise * math.sqrt(rounds))
             ),
         ),
     )
@@ -232,14 +237,15 @@ def with_counts(bound: float, constraint: Constraint | None, schema: Schema) -> 
     )
 
 
-def full_rate(samples: float | None) -> float:
+def full_rate(schema: Schema) -> float:
     """η where noise does not shorten steps, with the samples that a user is declared to have."""
-    return LEARNING_RATE / max(1.0, samples or 1.0)
+    rate = LEARNING_RATE / max(1.0, schema.samples_per_user or 1.0)
+    return rate if schema.classes is not None else REGRESSION * rate
 
 
-def suggested_learning_rate(plan: PrivacyPlan, clipping: Clipping, samples: float | None) -> float:
+def suggested_learning_rate(plan: PrivacyPlan, clipping: Clipping, schema: Schema) -> float:
     """η, by the module's rule; where the bound adapts, C_ref shortens steps."""
-    rate = full_rate(samples)
+    rate = full_rate(schema)
     if clipping.adapts is not None and clipping.adapts.reference is not None:
         return rate
     name = GRADIENTS if clipping.counts is not None else plan.blocks[0].name
@@ -281,12 +287,18 @@ def chosen_rate(
 ) -> float:
     """η for gradients that are divided by m; with privacy by `fpfl.suggest`'s rule."""
     if privacy is None:
-        samples = population * max(1.0, schema.samples_per_user or 1.0)
-        return min(1.0, samples / PLAIN_SAMPLES) * full_rate(schema.samples_per_user)
+        return min(full_rate(schema), _plain_rate(population, schema.samples_per_user))
     plan = privacy.plan(
         population=population, cohort=cohort, rounds=rounds, constrained=constraint is not None
     )
-    return suggested_learning_rate(plan, privacy.clipping, schema.samples_per_user)
+    return suggested_learning_rate(plan, privacy.clipping, schema)
+
+
+def _plain_rate(population: int, samples: float | None) -> float:
+    """η without privacy, of a classifier."""
+    each = max(1.0, samples or 1.0)
+    part = min(1.0, population * each / PLAIN_SAMPLES)
+    return max(PLAIN_LEAST, part) * LEARNING_RATE / each
 
 
 def chosen_method(
@@ -306,11 +318,11 @@ def parameters_of(model: nn.Module) -> int:
 
 
 def _one_error_rate(constraint: Constraint, schema: Schema) -> bool:
-    """Whether the constraint is about one rate, which counts errors."""
+    """Whether the constraint is about one rate, which counts errors, or hits and so errors."""
     if len(constraint.rates) != 1:
         return False
     slopes = constraint.rates[0].loss_slopes(schema.classes)
-    return slopes is not None and bool((slopes >= 0).all())
+    return slopes is not None and bool((slopes >= 0).all() or (slopes <= 0).all())
 
 
 def _rounded(number: float) -> float:
