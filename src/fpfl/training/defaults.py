@@ -17,8 +17,8 @@ mean can be. The bound adapts (`fpfl.privacy.adaptive`) until it clips the fract
 Where there is little noise nearly nobody is clipped: an up-weighted sample that is clipped gains
 nothing, and gaps close from the strong side. Where there is much, a smaller bound is less noise.
 It is no more than 4 C_0: weights of up to 11 make norms long, and a bound that chases them adds
-noise for the sake of few. The bound moves by 0.3 (f̃ − τ) a round in its logarithm to the base 2, and
-by less where the fraction itself is noisy: 0.3 min(1, 0.1/its standard deviation).
+noise for the sake of few. The bound moves by 0.3 (f̃ − τ) a round in its logarithm to the base 2,
+and by less where the fraction itself is noisy: 0.3 min(1, 0.1/its standard deviation).
 
 Gradients are divided by m, so noise adds up to η C_t s √T/m in every parameter over a run; η_t
 comes down as C_t goes up (C_ref), so that this is 0.25 at most. C_s is one sample: j = 1 where
