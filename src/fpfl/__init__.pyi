@@ -64,6 +64,7 @@ from fpfl.sweeps.choice import Choice as Choice
 from fpfl.sweeps.sweep import Sweep as Sweep
 from fpfl.sweeps.sweep import SweepRun as SweepRun
 from fpfl.training.run import evaluate_model as evaluate_model
+from fpfl.training.reference import train_reference as train_reference
 from fpfl.training.session import FpflWarning as FpflWarning
 
 __version__: str

@@ -100,6 +100,14 @@ Measure = Annotated[
         rich_help_panel=_PANEL,
     ),
 ]
+Reference = Annotated[
+    bool,
+    typer.Option(
+        "--reference",
+        help="Also train the same without the constraint, as a run of its own that is charged by "
+        "itself, and say who is better and who is worse off than by it.",
+    ),
+]
 Seed = Annotated[
     int | None,
     typer.Option(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fpfl.config import Config, Loaded, config_of, load_data, make_constraint, make_model
+from fpfl.config.sections import NO_CONSTRAINT
 from fpfl.data.federated import FederatedDataset
 from fpfl.data.schema import DRAFTED, Schema
 from fpfl.data.table_schema import (
@@ -56,6 +57,7 @@ class TableOptions:
     hidden: str | None = None
     seed: int | None = None
     measure: bool = True
+    reference: bool = False
 
     @property
     def by(self) -> list[str | list[str]]:
@@ -149,6 +151,8 @@ def _check(options: TableOptions, schema: TableSchema, origin: Path) -> None:
         )
     if not options.by and (options.constraint is not None or options.tolerance is not None):
         raise ValueError("--constraint and --tolerance compare groups; give --groups, too")
+    if options.reference and not options.by:
+        raise ValueError(f"--reference: {NO_CONSTRAINT}")
     alone = {"--delta": options.delta, "--ledger": options.ledger}
     for flag, value in alone.items():
         if value is not None and options.epsilon is None:
@@ -161,7 +165,8 @@ def _sections(options: TableOptions, schema: TableSchema) -> Sections:
         "data": {"table": options.data.as_posix()}
         | _test(options.test)
         | ({} if options.measure else {"measure": False}),
-        "training": {"suggested": bool(options.by and options.epsilon is not None)},
+        "training": {"suggested": bool(options.by and options.epsilon is not None)}
+        | ({"reference": True} if options.reference else {}),
     }
     if options.hidden is not None:
         sections["model"] = {"hidden": _hidden(options.hidden)}
@@ -326,6 +331,13 @@ def _notes(
             "No --groups: differences between groups are not limited. To limit them, give e.g. "
             f"--groups {names}."
         )
+    if options.reference:
+        more = (
+            ""
+            if options.epsilon is None
+            else (" It is private by itself, and what both cost adds up.")
+        )
+        notes.append(f"--reference: the same is trained without the constraint, too.{more}")
     if not tested:
         notes.append("No --test: --test 0.2 holds a fifth of the users out, to evaluate on.")
     return tuple(notes)

@@ -16,6 +16,7 @@ from fpfl.cli import options
 
 if TYPE_CHECKING:
     from fpfl.config import Config, Loaded
+    from fpfl.data.federated import FederatedDataset
     from fpfl.runs.folder import RunFolder
     from fpfl.server.loop import Callback
 
@@ -89,6 +90,7 @@ def train(
     hidden: options.Hidden = None,
     seed: options.Seed = None,
     measure: options.Measure = True,
+    reference: options.Reference = False,
 ) -> None:
     """Train by a config, or on a table; the run is kept in a folder and can be resumed.
 
@@ -117,7 +119,7 @@ def train(
     if data is not None:
         if config is not None:
             raise ValueError(f"both {config} and --data were given; give one of them")
-        _train_table(data, out, simulation, chosen, watching)
+        _train_table(data, out, simulation, chosen | {"reference": reference}, watching)
         return
     given = sorted(f"--{name}" for name, value in chosen.items() if value is not None)
     given = ["--no-measure" if name == "--measure" else name for name in given]
@@ -127,10 +129,14 @@ def train(
     if out is None:
         raise ValueError("Missing option '--out': the run's new folder")
     from fpfl.config import load_config, with_schema
+    from fpfl.config.sections import NO_CONSTRAINT
     from fpfl.runs.folder import CONFIG
 
     settings = load_config(config)
+    if reference and settings.constraint is None:
+        raise ValueError(f"--reference: {NO_CONSTRAINT}")
     origin = _origin(config.parent, settings.training.seed)
+    origin |= {"reference": True} if reference or settings.training.reference else {}
     settings, files = with_schema(settings, Path(origin["folder"]))
     files[CONFIG] = config.read_text(encoding="utf-8")
     _run(settings, origin, _new_folder(out, settings, origin, files), simulation, watching)
@@ -145,6 +151,7 @@ def _train_table(
 
     out = free_folder(data) if out is None else out
     origin = _origin(Path(), chosen["seed"])
+    origin |= {"reference": True} if chosen["reference"] else {}
     options = TableOptions(data, **chosen | {"measure": chosen["measure"] is None})
     plan = planned(
         options,
@@ -200,11 +207,15 @@ def resume(
     RUN is the run's folder.
     """
     from fpfl.config import load_config, load_run_config, with_schema
-    from fpfl.runs.folder import CONFIG, RunFolder
+    from fpfl.runs.folder import CONFIG, ORIGIN, RunFolder, as_json
 
     keep = RunFolder(run, resume=True, moved=moved)
     origin = asdict(keep.run.origin)
+    watching = _Watch(verbose, tensorboard, mlflow, watch)
     if keep.run.ledger.finished and rounds is None and config is None:
+        if origin["reference"] and not _compared(run):
+            _train_reference(load_run_config(run), origin, keep, simulation, watching)
+            return
         print(f"{run} is finished; nothing is left to do. To go on, give --rounds or --config.")
         return
     files: dict[str, str] = {}
@@ -213,6 +224,9 @@ def resume(
     else:
         settings, files = with_schema(load_config(config), Path(origin["folder"]))
         files[CONFIG] = config.read_text(encoding="utf-8")
+        if settings.training.reference and not origin["reference"]:
+            origin["reference"] = True
+            files[ORIGIN] = as_json(origin).decode()
     if rounds is None and config is None:
         # T may have been raised before, for a resumption that was cut off itself.
         rounds = int(keep.run.settings["rounds"])
@@ -220,7 +234,7 @@ def resume(
         training = settings.training.model_copy(update={"rounds": rounds})
         settings = settings.model_copy(update={"training": training})
     keep = keep.with_files(settings.training.checkpoint_every, files)
-    _run(settings, origin, keep, simulation, _Watch(verbose, tensorboard, mlflow, watch))
+    _run(settings, origin, keep, simulation, watching)
 
 
 def _run(
@@ -231,29 +245,62 @@ def _run(
     watch: _Watch,
     loaded: Loaded | None = None,
 ) -> None:
-    """Train in a run folder, evaluate, and say how it went."""
+    """Train in a run folder, and its reference where one was asked for; say how it went."""
+    from fpfl.heldout.against import NOT_MEASURED
+    from fpfl.server.ranks import Ranks
+
+    unconstrained = bool(origin.get("unconstrained"))
+    wanted = bool(origin.get("reference")) and not unconstrained
+    stopped, loaded = _train_one(settings, origin, keep, simulation, watch, loaded)
+    if wanted and not stopped:
+        _train_reference(settings, origin, keep, simulation, watch, loaded)
+    if not Ranks.current().first:
+        return
+    if settings.constraint is not None and not unconstrained and not wanted:
+        print(f"\n{NOT_MEASURED}")
+    print(f"\nSaved in {keep.path}")
+    print(f"Next: fpfl report {keep.path} -o report.html, fpfl export {keep.path}")
+    if stopped:
+        print(f"error: {stopped}", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def _train_one(
+    settings: Config,
+    origin: dict[str, Any],
+    keep: RunFolder,
+    simulation: bool,
+    watch: _Watch,
+    loaded: Loaded | None,
+) -> tuple[str | None, Loaded]:
+    """Train, evaluate, and say how it went; also return why it failed, and the data."""
     from fpfl.callbacks.interrupt import finishing_rounds
     from fpfl.callbacks.progress import progress
-    from fpfl.config import run_config
+    from fpfl.config import make_constraint, run_config
     from fpfl.runs.folder import EVALUATION, OpenRun, as_json, model_digest
     from fpfl.server.ranks import join
     from fpfl.store.files import write_whole
+    from fpfl.training.run import evaluate_model
     from fpfl.training.session import RunNote
 
     ranks, device = join(settings.training.device)
+    unconstrained = bool(origin.get("unconstrained"))
     how: dict[str, Any] = {
         "folder": Path(origin["folder"]),
         "device": device,
         "partition_seed": ranks.numbers_from_first([origin["partition_seed"]])[0],
         "keep": keep,
         "loaded": loaded,
+        "unconstrained": unconstrained,
     }
     if not ranks.first:  # computes its share; the first process shows and saves
-        run_config(settings, **how)
-        return
+        _, data, test = run_config(settings, **how)
+        ended = not origin.get("reference") or not ranks.numbers_from_first([0])[0]
+        return (None if ended else "it failed in the first process"), (data, test)
     watching: list[Callback] = watch.callbacks()
     with ExitStack() as stack:
-        watching.append(stack.enter_context(progress("training", settings.training.rounds)))
+        title = "reference" if unconstrained else "training"
+        watching.append(stack.enter_context(progress(title, settings.training.rounds)))
         if ranks.size == 1:  # of several processes all are interrupted, each for itself
             watching.append(stack.enter_context(finishing_rounds(keep.path)))
         stack.enter_context(warnings.catch_warnings())
@@ -262,27 +309,127 @@ def _run(
     print(run)
     if settings.training.suggested:
         print(_settings_used(run.settings))
-    parts = {"test set": test}
-    if settings.privacy is None or simulation:
-        parts = {"training population": data, **parts}
-    for name, part in parts.items():
-        if part is not None:
-            evaluation = run.evaluate(part)
-            content = evaluation.as_dict() | {
-                "on": name,
-                "mark": SIMULATION_ONLY,
-                "model": model_digest(keep.path),
-            }
-            write_whole(keep.path / EVALUATION.format(name.split()[0]), as_json(content))
-            print(f"\nOn the {name} ({SIMULATION_ONLY}):\n{evaluation}")
-    print(f"\nSaved in {keep.path}")
-    print(f"Next: fpfl report {keep.path} -o report.html, fpfl export {keep.path}")
-    if run.stopped:
+    # A reference is judged by the constraint that it was trained without.
+    constraint = make_constraint(settings, data.schema)
+    for name, part in _parts(settings, simulation, data, test).items():
+        evaluation = evaluate_model(run.model, part, constraint=constraint)
+        content = evaluation.as_dict() | {
+            "on": name,
+            "mark": SIMULATION_ONLY,
+            "model": model_digest(keep.path),
+        }
+        write_whole(keep.path / EVALUATION.format(name.split()[0]), as_json(content))
+        print(f"\nOn the {name} ({SIMULATION_ONLY}):\n{evaluation}")
+    stopped = run.stopped
+    if stopped:
         ledger = OpenRun(keep.path).ledger
         if run.privacy is not None and not ledger.changes and ledger.spent >= ledger.planned:
-            return  # all that was planned is spent, if not all of it was used: the run says so
-        print(f"error: {run.stopped}", file=sys.stderr)
+            stopped = None  # all that was planned is spent, if not all of it was used: it says so
+    if origin.get("reference"):  # the others have to know whether there is more to do
+        ranks.numbers_from_first([int(bool(stopped))])
+    return stopped, (data, test)
+
+
+def _parts(
+    settings: Config, simulation: bool, data: FederatedDataset, test: FederatedDataset | None
+) -> dict[str, FederatedDataset]:
+    """Whom a run is evaluated on without noise."""
+    parts = {} if test is None else {"test set": test}
+    if settings.privacy is None or simulation:
+        parts = {"training population": data, **parts}
+    return parts
+
+
+def _compared(run: Path) -> bool:
+    """Whether a run's reference has ended, too."""
+    from fpfl.runs.folder import reference_of
+
+    reference = reference_of(run)
+    return reference is not None and reference.ledger.finished
+
+
+def _train_reference(
+    settings: Config,
+    origin: dict[str, Any],
+    keep: RunFolder,
+    simulation: bool,
+    watch: _Watch,
+    loaded: Loaded | None = None,
+) -> None:
+    """Train the same without the constraint beside a run that has ended, and compare them."""
+    from fpfl.runs.folder import (
+        CONFIG,
+        ORIGIN,
+        REFERENCE,
+        TABLE_SCHEMA,
+        WITHDRAWALS,
+        RunFolder,
+        as_json,
+        reference_of,
+    )
+    from fpfl.server.ranks import Ranks, join
+
+    ranks, _ = join(settings.training.device)
+    path, before = keep.path / REFERENCE, reference_of(keep.path)
+    own = {"folder": origin["folder"], "partition_seed": origin["partition_seed"]}
+    own |= {"unconstrained": True}
+    names = (CONFIG, TABLE_SCHEMA, *(() if before else (WITHDRAWALS,)))
+    there = [name for name in names if (keep.path / name).exists()]
+    files = {name: (keep.path / name).read_text(encoding="utf-8") for name in there}
+    files[ORIGIN] = as_json(own).decode()
+    ledger = settings.privacy.ledger if settings.privacy else None
+    where = RunFolder(
+        path,
+        resume=before is not None,
+        ledger=None if ledger is None else Path(origin["folder"]) / ledger,
+        checkpoint_every=settings.training.checkpoint_every,
+        moved=keep.moved,
+        files=files,
+    )
+    # Nobody looks at the folder after another process has begun to write in it.
+    ranks.numbers_from_first([0])
+    if Ranks.current().first:
+        print("\nThe reference: the same without the constraint.")
+    stopped, loaded = _train_one(settings, own, where, simulation, watch, loaded)
+    if not ranks.first:
+        return
+    if stopped:
+        print(f"error: the reference: {stopped}", file=sys.stderr)
         raise typer.Exit(1)
+    _compare(settings, keep.path, path, _parts(settings, simulation, *loaded))
+
+
+def _compare(
+    settings: Config, run: Path, reference: Path, parts: dict[str, FederatedDataset]
+) -> None:
+    """Say who is better and who is worse off than by the reference, and what both cost."""
+    from safetensors.torch import load_file
+
+    from fpfl.config import make_constraint, make_model
+    from fpfl.data.inputs import load_model
+    from fpfl.heldout.against import NOT_MEASURED, write_against
+    from fpfl.runs.folder import MODEL, RESULT
+    from fpfl.store.typed import read_json
+    from fpfl.training.reference import together
+    from fpfl.training.run import compare_models
+
+    for name, part in parts.items():
+        constraint = make_constraint(settings, part.schema)
+        assert constraint is not None  # a run without one has no reference
+        mine, other = (
+            load_model(make_model(settings, part.schema), load_file(folder / MODEL))
+            for folder in (run, reference)
+        )
+        found = compare_models(mine, other, part, constraint)
+        write_against(run, reference, name.split()[0], found)
+        print(f"\nOn the {name} ({SIMULATION_ONLY}):\n{found}")
+    if not parts:
+        print(f"\n{NOT_MEASURED.split(':')[0]}: not measured yet; fpfl evaluate {run} does both.")
+    said = together(
+        [read_json(each / RESULT, dict[str, Any]).get("privacy") for each in (run, reference)]
+    )
+    if said is not None:
+        print(said)
 
 
 def _settings_used(settings: dict[str, Any]) -> str:

@@ -52,6 +52,7 @@ from fpfl.training.defaults import (
     suggested_clipping,
 )
 from fpfl.training.models import mlp
+from fpfl.training.reference import without_constraint
 from fpfl.training.run import Run
 from fpfl.users.local import FederatedAveraging
 
@@ -136,17 +137,20 @@ def run_config(
     keep: RunFolder | None = None,
     callbacks: tuple[Callback, ...] = (),
     loaded: Loaded | None = None,
+    unconstrained: bool = False,
 ) -> tuple[Run, FederatedDataset, FederatedDataset | None]:
     """Train what a config says; also return the training and the test data.
 
     ``device`` replaces the config's, for one process of several; ``partition_seed`` its seed for
     dealing samples to made-up users and for holding users out; ``keep`` is the folder that the run
-    is kept in; ``loaded`` is the config's data, where it has been read already.
+    is kept in; ``loaded`` is the config's data, where it has been read already; ``unconstrained``
+    leaves the constraint out, for the run's reference (which is not trained here by itself).
     """
     data, test = load_data(config, folder, partition_seed) if loaded is None else loaded
     if keep is not None and keep.resume:
         check_same_people(config, data, keep.run)
     given = train_keywords(config, data, keep) | ({"device": device} if device else {})
+    given = without_constraint(given) if unconstrained else given
     run = train(make_model(config, data.schema), data, **given, folder=keep, callbacks=callbacks)
     return run, data, test
 

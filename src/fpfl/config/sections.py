@@ -39,6 +39,12 @@ VERSION = 1
 """Of the config's format: a newer fpfl may read keys that this one does not know."""
 
 
+NO_CONSTRAINT = (
+    "a reference is the same training without its constraint, and there is no constraint; add a "
+    "[constraint] section (with a table: --groups), or leave the reference out"
+)
+
+
 def _sensible(value: float) -> float:
     """Refuse what leaves the range of 32-bit numbers, or whose square leaves that of 64 bits."""
     if value and not 1e-30 <= abs(value) <= 1e30:
@@ -65,6 +71,7 @@ class SchemaConfig(_Section):
     samples_per_user: Number | None = None
     population: Whole | None = None
     feature_ranges: list[tuple[Number, Number]] | None = None
+    class_weights: list[Number] | None = None
 
 
 class DataConfig(_Section):
@@ -168,12 +175,14 @@ class TrainingConfig(_Section):
     """How to train; see ``fpfl.train``.
 
     ``suggested`` fills in what is left out of rounds, learning rate, clip bounds and method by the
-    rules of ``fpfl.suggest``.
+    rules of ``fpfl.suggest``. ``reference`` trains the same without the constraint besides, as a
+    run of its own, to say who is better and who is worse off than by it.
     """
 
     cohort: Whole
     rounds: Whole
     suggested: Annotated[bool, Field(strict=True)] = False
+    reference: Annotated[bool, Field(strict=True)] = False
     learning_rate: Number = 0.1
     optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
     normaliser: Literal["users", "samples"] | Number = "users"
@@ -348,6 +357,8 @@ class Config(_Section):
                 "whose users send gradients at the model that they are given; use kind = "
                 "'one-gradient', or remove local_steps"
             )
+        if t.reference and self.constraint is None:
+            raise ValueError(NO_CONSTRAINT)
         if t.suggested:
             self._check_suggested(kind)
         return self

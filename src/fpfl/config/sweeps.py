@@ -125,6 +125,11 @@ def sweep_of(text: str, where: str | Path) -> SweepFile:
         _config(base, own, f"{where}, run {number} of the sweep")
         for number, own in enumerate(settings)
     ]
+    if any(config.training.reference for config in configs):
+        raise ValueError(
+            f"{where}: training.reference = true is for one training, and a sweep has many; leave "
+            "it out, or put a run without a constraint into the sweep"
+        )
     names = dict.fromkeys(name for own in settings for name in own)
     full = [
         {name: own.get(name, _in_effect(config, name)) for name in names}

@@ -26,6 +26,7 @@ from fpfl.estimator.data import (
     check_columns,
     check_order,
     chosen_constraint,
+    codes_among,
     ledger_of,
     named_constraint,
     network,
@@ -33,6 +34,7 @@ from fpfl.estimator.data import (
     user_numbers,
     whole,
 )
+from fpfl.fairness.against import Against, compare_predictions
 from fpfl.fairness.constraints import Constraint
 from fpfl.methods import Method
 from fpfl.privacy.accounting import Neighbours
@@ -50,6 +52,7 @@ from fpfl.training.defaults import (
     parameters_of,
 )
 from fpfl.training.models import SHALLOW
+from fpfl.training.reference import without_constraint
 from fpfl.training.run import Run, evaluate_model
 from fpfl.training.spec import check_numbers, public_normaliser
 from fpfl.users import task
@@ -64,7 +67,7 @@ try:
         is_classifier,
     )
     from sklearn.exceptions import FitFailedWarning
-    from sklearn.metrics import check_scoring
+    from sklearn.metrics import balanced_accuracy_score, check_scoring
     from sklearn.model_selection import GroupKFold, ParameterGrid, check_cv
     from sklearn.utils import check_random_state, get_tags, indexable
     from sklearn.utils.metaestimators import available_if
@@ -88,6 +91,7 @@ __all__ = [
     "ParameterGrid",
     "RegressorMixin",
     "available_if",
+    "balanced_accuracy_score",
     "check_classification_targets",
     "check_cv",
     "check_is_fitted",
@@ -171,6 +175,7 @@ class FairPrivateBase(BaseEstimator):
         normaliser: Literal["users", "samples"] | float = "users",
         feature_range: Any = None,
         measure: bool = True,
+        reference: bool = False,
         ledger: str | os.PathLike[str] | None = None,
         random_state: Any = None,
         verbose: int = 0,
@@ -189,6 +194,7 @@ class FairPrivateBase(BaseEstimator):
         self.normaliser = normaliser
         self.feature_range = feature_range
         self.measure = measure
+        self.reference = reference
         self.ledger = ledger
         self.random_state = random_state
         self.verbose = verbose
@@ -216,7 +222,62 @@ class FairPrivateBase(BaseEstimator):
         if run.history:
             for note in (*notes_of(run), *_collapsed(fitting, run)):
                 warnings.warn(note, FpflWarning, stacklevel=3)
-        return self._take(fitting, run)
+        self._take(fitting, run)
+        self.reference_run_ = self._reference(fitting.job) if self.reference else None
+        return self
+
+    def _reference(self, job: Job) -> Run:
+        """Train the same without the constraint, charged as a run of its own."""
+        if job.settings["constraint"] is None:
+            raise ValueError(
+                "reference=True trains the same without the constraint, and constraint is None; "
+                "give a constraint, or leave reference out"
+            )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FpflWarning)
+            run = self._train(replace(job, settings=without_constraint(job.settings)))
+        for note in notes_of(run):
+            warnings.warn(f"the reference: {note}", FpflWarning, stacklevel=4)
+        return run
+
+    def against_reference(
+        self, X: Any, y: Any, sensitive_features: Any, users: Any = None
+    ) -> Against | None:
+        """Who is better and who is worse off than without the constraint, on held-out rows.
+
+        Needs ``reference=True``; without it None: it is not measured. It looks at rows without any
+        noise, as a score does.
+
+        Parameters
+        ----------
+        X, y, sensitive_features, users
+            As `fit` takes them, of other people.
+        """
+        check_is_fitted(self)
+        if self.reference_run_ is None:
+            return None
+        labels = self._codes(y)
+        if labels is None:
+            raise ValueError("y has labels that the estimator was not fitted to; leave those out")
+        labels, known = labels.reshape(-1), self.schema_.attributes
+        codes = codes_among(known, sensitive_features, len(labels))
+        constraint = self.run_.constraint
+        assert constraint is not None  # or there would be no reference
+        found = [
+            task.predictions(self._outputs(X, run), self.schema_)
+            for run in (self.run_, self.reference_run_)
+        ]
+        return compare_predictions(
+            found[0],
+            found[1],
+            torch.from_numpy(labels),
+            torch.from_numpy(codes),
+            known,
+            constraint=constraint,
+            classes=self.schema_.classes,
+            label_range=self.schema_.label_range,
+            users=torch.from_numpy(user_numbers(users, len(labels), None)),
+        )
 
     def _fitting(
         self,
@@ -346,12 +407,12 @@ class FairPrivateBase(BaseEstimator):
             self._named = (self.constraint, constraint.tolerance)
         return self
 
-    def _outputs(self, X: Any) -> Tensor:
+    def _outputs(self, X: Any, run: Run | None = None) -> Tensor:
         """What the network returns for rows, as `fpfl.users.task` takes it."""
         check_is_fitted(self)
         check_columns(X)
         rows = validate_data(self, X, dtype=np.float64, reset=False)
-        module = self.run_.model
+        module = (run or self.run_).model
         if self._own:
             # In double precision, a row's outcome does not depend on the rows beside it.
             module = copy.deepcopy(module).double()
@@ -377,6 +438,11 @@ class FairPrivateBase(BaseEstimator):
         super().__setstate__(state)
         # Written by a version that mapped ranges as they are.
         self.__dict__.setdefault("measure", False)
+        if "class_weight" in self._get_param_names():
+            self.__dict__.setdefault("class_weight", None)  # there was none
+        self.__dict__.setdefault("reference", False)
+        if "run_" in self.__dict__:
+            self.__dict__.setdefault("reference_run_", None)
         if self.__dict__.get("_named"):
             name, tolerance = self._named
             made = named_constraint(name, tolerance, self.schema_)

@@ -15,6 +15,7 @@ from fpfl.estimator.base import (
     FairPrivateBase,
     Fitting,
     RegressorMixin,
+    balanced_accuracy_score,
     check_classification_targets,
     validate_data,
 )
@@ -84,6 +85,9 @@ class FairPrivateClassifier(ClassifierMixin, FairPrivateBase):
         With ``feature_range``: also find out where in their ranges features lie, and scale them by
         their medians and spreads. With ``epsilon`` that is a private release before the first
         round, within the same ε. False: ranges are mapped as they are.
+    reference
+        Also train the same without the constraint, as a run of its own that costs as much again:
+        `against_reference` then says who is better and who is worse off than by it.
     ledger
         The file of a `fpfl.PopulationLedger` that every fit is charged to, so that a search over
         settings adds up. Its population is the number of users: those who have no rows in a fold
@@ -104,6 +108,8 @@ class FairPrivateClassifier(ClassifierMixin, FairPrivateBase):
         Of the features.
     run_
         The `fpfl.Run`: the model, the released history, settings.
+    reference_run_
+        The run without the constraint, where one was asked for.
     privacy_
         The privacy statement; None without privacy.
     n_iter_
@@ -144,6 +150,7 @@ class FairPrivateClassifier(ClassifierMixin, FairPrivateBase):
         normaliser: Literal["users", "samples"] | float = "users",
         feature_range: Any = None,
         measure: bool = True,
+        reference: bool = False,
         ledger: str | os.PathLike[str] | None = None,
         random_state: Any = None,
         verbose: int = 0,
@@ -152,7 +159,7 @@ class FairPrivateClassifier(ClassifierMixin, FairPrivateBase):
             constraint=constraint, tolerance=tolerance, epsilon=epsilon, delta=delta, hidden=hidden,
             model=model, cohort=cohort, rounds=rounds, learning_rate=learning_rate, clip=clip,
             method=method, normaliser=normaliser, feature_range=feature_range, measure=measure,
-            ledger=ledger, random_state=random_state, verbose=verbose,
+            reference=reference, ledger=ledger, random_state=random_state, verbose=verbose,
         )  # fmt: skip
         self.class_weight = class_weight
 
@@ -222,6 +229,22 @@ class FairPrivateClassifier(ClassifierMixin, FairPrivateBase):
         outputs = self._outputs(X)
         return np.asarray(self.classes_[task.predictions(outputs, self.schema_).numpy()])
 
+    def balanced_score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """The balanced accuracy: the mean of the classes' recalls, over those that are in y.
+
+        ``score`` is the accuracy, which is high for a model that always names the most frequent
+        label. This is then 1/C, for C classes. Read it where labels are not equally frequent. It is
+        a release like any other: where the rows are not public, no ε covers it.
+
+        Parameters
+        ----------
+        X, y
+            Rows, and their labels.
+        sample_weight
+            What each row weighs; 1 by default.
+        """
+        return float(balanced_accuracy_score(y, self.predict(X), sample_weight=sample_weight))
+
 
 class FairPrivateRegressor(RegressorMixin, FairPrivateBase):
     """A regression with equal errors between groups, trained with differential privacy.
@@ -235,7 +258,7 @@ class FairPrivateRegressor(RegressorMixin, FairPrivateBase):
         The public (low, high) of the label: labels and predictions are clamped to it. Without it
         it is read from y, and then it is no secret; with ``epsilon`` it must be given.
     tolerance, epsilon, delta, hidden, model, cohort, rounds, learning_rate, clip, method, \
-normaliser, feature_range, measure, ledger, random_state, verbose
+normaliser, feature_range, measure, reference, ledger, random_state, verbose
         As in `FairPrivateClassifier`; a network has one output, in units of the label range.
 
     Attributes
@@ -262,6 +285,7 @@ normaliser, feature_range, measure, ledger, random_state, verbose
         normaliser: Literal["users", "samples"] | float = "users",
         feature_range: Any = None,
         measure: bool = True,
+        reference: bool = False,
         ledger: str | os.PathLike[str] | None = None,
         random_state: Any = None,
         verbose: int = 0,
@@ -270,7 +294,7 @@ normaliser, feature_range, measure, ledger, random_state, verbose
             constraint=constraint, tolerance=tolerance, epsilon=epsilon, delta=delta, hidden=hidden,
             model=model, cohort=cohort, rounds=rounds, learning_rate=learning_rate, clip=clip,
             method=method, normaliser=normaliser, feature_range=feature_range, measure=measure,
-            ledger=ledger, random_state=random_state, verbose=verbose,
+            reference=reference, ledger=ledger, random_state=random_state, verbose=verbose,
         )  # fmt: skip
         self.label_range = label_range
 

@@ -15,8 +15,12 @@ from typing import TYPE_CHECKING, Any
 from fpfl.report.evaluations import SIMULATION_ONLY, Evaluated
 from fpfl.report.facts import IN_MEMORY, judged_by, record_of, verdict_on
 from fpfl.report.reading import RunRecord
-from fpfl.report.series import bound_course
+from fpfl.report.series import bound_course, windows
 from fpfl.report.words import (
+    AGAINST_HEAD,
+    WINDOW_HEAD,
+    against_lines,
+    against_rows,
     balance_lines,
     balance_rows,
     banners,
@@ -24,6 +28,7 @@ from fpfl.report.words import (
     collapses,
     headline,
     is_regression,
+    levelled_lines,
     method_name,
     number,
     percent,
@@ -33,6 +38,8 @@ from fpfl.report.words import (
     trained_lines,
     what_was_trained,
     when_and_with,
+    window_lines,
+    window_rows,
     with_interval,
 )
 
@@ -245,6 +252,12 @@ def _results(record: RunRecord) -> list[str]:
             "The finished model was not evaluated, or its evaluation is not in the folder.",
             "",
         ]
+    for words in against_lines(record):
+        lines += [plain(words, 4000), ""]
+    for found in record.against.values():
+        # Differences have signs; brackets of intervals are no links, and need no escape.
+        rows = [[plain(row[0]), *row[1:]] for row in against_rows(found)]
+        lines += [*table(AGAINST_HEAD, []), *(f"| {' | '.join(row)} |" for row in rows), ""]
     last = record.history[-1] if record.history else {}
     if last:
         averaged = last.get("averaged_gap")
@@ -256,7 +269,12 @@ def _results(record: RunRecord) -> list[str]:
             f"Released in the last round of training (round {last['round']:,}; its cohort's, "
             f"{noise}): {score_word(record)} {number(last.get('accuracy'))}{gaps}."
         )
-        lines += [part for said in trained_lines(record) for part in ("", plain(said, 2000))]
+        said = [*trained_lines(record), *levelled_lines(record)]
+        lines += [part for words in said for part in ("", plain(words, 2000))]
+        moved = windows(record)
+        if moved is not None:
+            lines += ["", *(plain(words, 2000) for words in window_lines(moved)), ""]
+            lines += table(WINDOW_HEAD, window_rows(moved))
     return lines
 
 

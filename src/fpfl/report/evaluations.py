@@ -49,6 +49,19 @@ _Table = dict[str, dict[str, float | None]]
 
 
 @dataclass(frozen=True)
+class _Balance:
+    """What a report asks of a row's figures of balance."""
+
+    balanced_accuracy: float | None
+    f1: float | None
+    labels: tuple[float | None, ...]
+    predicted: tuple[float | None, ...]
+    rounds: int
+    accuracy: float | None
+    collapsed: bool | None
+
+
+@dataclass(frozen=True)
 class _Round:
     """What a report asks of a row of a history."""
 
@@ -59,6 +72,8 @@ class _Round:
     clip_bound: float | None = None
     clipped_fraction: float | None = None
     averaged_gap: float | None = None
+    least_weight: float | None = None
+    balance: _Balance | None = None
     overall: dict[str, float | None] | None = None
     groups: _Table | None = None
     counts: _Table | None = None
@@ -117,7 +132,7 @@ _ERRORS = ("absolute error", "squared error")
 """The scores of a private evaluation that are better when they are less."""
 _USUAL = ("eo", "demp")
 """Gaps that two classes have, constraint or not: FNR and FPR; selection rate."""
-_TITLES: dict[Kind, str] = {
+TITLES: dict[Kind, str] = {
     "private": "Held-out users, released with noise",
     "test": "Test set",
     "training": "Training population",
@@ -197,7 +212,9 @@ class Evaluated:
         Whether its ε is: versions up to 0.1.0 did not keep what it was computed for.
     metrics, collapsed
         What accuracy does not say, and how the model has collapsed; None where it is not known, as
-        where hits and misses alone were released.
+        in files of earlier versions.
+    collapse_in_doubt
+        Whether noisy figures cannot tell if it has collapsed.
     """
 
     kind: Kind
@@ -219,6 +236,7 @@ class Evaluated:
     lower: bool = False
     metrics: ClassMetrics | None = None
     collapsed: str | None = None
+    collapse_in_doubt: bool = False
 
     @property
     def released(self) -> bool:
@@ -228,7 +246,7 @@ class Evaluated:
     @property
     def title(self) -> str:
         """On what it was measured."""
-        return _TITLES[self.kind]
+        return TITLES[self.kind]
 
     @property
     def main(self) -> Gap | None:
@@ -315,6 +333,9 @@ def of_private(found: PrivateEvaluation) -> Evaluated:
         statement=(*(() if established else (BEFORE_EVALUATED,)), *found.lines),
         established=established,
         lower=found.score in _ERRORS,
+        metrics=found.metrics,
+        collapsed=found.collapsed,
+        collapse_in_doubt=found.collapse_in_doubt,
     )
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fpfl.data.inputs import Scaling
+from fpfl.fairness.against import Against
 from fpfl.privacy.assumptions import BEFORE, Aggregation
 from fpfl.privacy.conventions import SHARED
 from fpfl.privacy.plan import PrivacyPlan
@@ -24,17 +25,20 @@ from fpfl.report.evaluations import (
     check_history,
     check_privacy,
     check_settings,
+    damaged,
     read,
     read_evaluation,
 )
 from fpfl.runs.folder import (
     ABOUT,
+    AGAINST,
     CHECKPOINTS,
     ENVIRONMENT,
     EVALUATION,
     HISTORY,
     LEDGER,
     PRIVACY,
+    REFERENCE,
     RESULT,
     SCHEMA,
     OpenRun,
@@ -176,6 +180,11 @@ class RunRecord:
         What is missing, or does not go together, in sentences.
     inputs
         How a table's columns are scaled, in words; None where they are not, or that is not known.
+    against
+        Who is better and who is worse off than by the run's reference, by kind of evaluation.
+    reference
+        The privacy figures of the reference in the folder, and None in it where it has none
+        (``{"privacy": ...}``); None without a reference that has ended.
     """
 
     folder: Path
@@ -195,6 +204,8 @@ class RunRecord:
     ended: str | None
     notes: tuple[str, ...]
     inputs: str | None = None
+    against: dict[Kind, Against] = field(default_factory=dict, repr=False)
+    reference: dict[str, Any] | None = field(default=None, repr=False)
 
     @property
     def name(self) -> str:
@@ -384,6 +395,12 @@ def _record(
 ) -> RunRecord:
     # A model that is not final was not evaluated: what is there is of the one before.
     found = _evaluations(path, notes) if more["finished"] else {}
+    against = _against(path, notes) if more["finished"] else {}
+    for kind, each in against.items():
+        judged = found.get(kind)
+        if each.warning is not None and judged is not None and judged.verdict_in_words is not None:
+            words = f"{judged.verdict_in_words.rstrip('.')}. {each.warning}"
+            found[kind] = replace(judged, verdict_in_words=words)
     times = [] if ledger is None else [r for r in ledger.chain.records if "time" in r]
     ends = [r["time"] for r in times if r["kind"] == "finish"]
     return RunRecord(
@@ -397,6 +414,8 @@ def _record(
         begun=str(times[0]["time"]) if times else None,
         ended=str(ends[-1]) if ends and more["finished"] else None,
         notes=tuple(notes),
+        against=against,
+        reference=_reference(path),
         **more,
     )
 
@@ -428,6 +447,37 @@ def _evaluations(path: Path, notes: list[str]) -> dict[Kind, Evaluated]:
             "folder does not say. If the run was resumed since, it was the one before."
         )
     return found
+
+
+def _against(path: Path, notes: list[str]) -> dict[Kind, Against]:
+    """The comparisons with the reference in the folder; those of other models are left out."""
+    models = {"model": model_digest(path), "reference_model": model_digest(path / REFERENCE)}
+    found: dict[Kind, Against] = {}
+    for kind in KINDS:
+        file = path / AGAINST.format(kind)
+        content = _read(file, dict)
+        if content is None:
+            continue
+        if any(content.get(name) != digest for name, digest in models.items()):
+            notes.append(
+                f"{file.name} was left out: it is about another model than the run, or its "
+                "reference, has now. Evaluate both again (fpfl evaluate)."
+            )
+            continue
+        try:
+            found[kind] = Against.from_dict(content)
+        except ValueError as error:
+            raise damaged(file, error) from error
+    return found
+
+
+def _reference(path: Path) -> dict[str, Any] | None:
+    """What the reference in a folder says of its privacy; None where none has ended."""
+    there = path / REFERENCE
+    result = _read(there / RESULT, dict)
+    if result is None or (is_begun(there) and not OpenRun(there).ledger.finished):
+        return None
+    return {"privacy": check_privacy(there / RESULT, result.get("privacy"))}
 
 
 def _environment(file: Path) -> dict[str, Any] | None:

@@ -13,8 +13,12 @@ from fpfl.report.charts import Chart, Table, style
 from fpfl.report.evaluations import Evaluated, Gap
 from fpfl.report.reading import RunRecord
 from fpfl.report.runcharts import charts
-from fpfl.report.series import window
+from fpfl.report.series import window, windows
 from fpfl.report.words import (
+    AGAINST_HEAD,
+    WINDOW_HEAD,
+    against_lines,
+    against_rows,
     balance_lines,
     balance_rows,
     banners,
@@ -23,6 +27,7 @@ from fpfl.report.words import (
     gap_name,
     headline,
     interval,
+    levelled_lines,
     marks,
     number,
     percent,
@@ -31,6 +36,8 @@ from fpfl.report.words import (
     trained_lines,
     what_was_trained,
     when_and_with,
+    window_lines,
+    window_rows,
     with_interval,
 )
 
@@ -354,7 +361,12 @@ def _rounds(
         if record.history
         else "No round is recorded in this folder."
     )
-    text = paragraphs([intro, *trained_lines(record)])
+    text = paragraphs([intro, *trained_lines(record), *levelled_lines(record)])
+    found = windows(record)
+    if found is not None:
+        rows = tuple(window_rows(found))
+        text += paragraphs(window_lines(found))
+        text += table(Table("Rates early and last, as released", WINDOW_HEAD, rows))
     if any(chart.grouped for _, chart in placed):
         text += _controls(record, run)
     elif placed and record.history:
@@ -412,8 +424,24 @@ def _groups(record: RunRecord, level: int) -> str:
             if record.finished
             else "The run has not ended, so there is no model to evaluate yet."
         )
-        return paragraphs([why])
-    return "".join(_evaluation(e, level) for e in record.evaluations.values())
+        return paragraphs([why, *against_lines(record)])
+    text = "".join(_evaluation(e, level) for e in record.evaluations.values())
+    return text + _against(record, level)
+
+
+def _against(record: RunRecord, level: int) -> str:
+    """Who is better and who is worse off than by the run's reference."""
+    lines = against_lines(record)
+    if not lines:
+        return ""
+    tables = "".join(
+        table(Table(f"Against the reference, {kind}", AGAINST_HEAD, tuple(against_rows(found))))
+        for kind, found in record.against.items()
+    )
+    return (
+        f'<div class="evaluation"><h{level}>Against training without the constraint</h{level}>'
+        f"{paragraphs(lines)}{tables}</div>"
+    )
 
 
 def _evaluation(evaluation: Evaluated, level: int) -> str:

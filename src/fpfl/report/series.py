@@ -140,6 +140,105 @@ def bound_course(record: RunRecord) -> BoundCourse | None:
     return BoundCourse(known, clipped, target if isinstance(target, int | float) else None)
 
 
+ACTING = 0.1
+"""Multipliers act, for a window of early rounds, from this part of their largest |λ| on."""
+
+
+@dataclass(frozen=True)
+class EarlyAndLast:
+    """A released rate over an early window and over the last, with the deviation of its noise.
+
+    None where no round of a window says anything, or where there is no noise.
+    """
+
+    rate: str
+    group: str
+    early: float | None
+    early_noise: float | None
+    last: float | None
+    last_noise: float | None
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Every group's rates early and last; which rounds these are (first, last)."""
+
+    early: tuple[int, int]
+    last: tuple[int, int]
+    rows: tuple[EarlyAndLast, ...]
+
+
+def windows(record: RunRecord) -> Windows | None:
+    r"""Each group's rates before the multipliers acted and in the end, by released counts alone.
+
+    The early window is up to W rounds long and ends before the first round after which some |λ| is
+    a tenth of the run's largest, or has the first rounds with a known rate where that is at once.
+    Over a window a rate is R = ΣF/Σn' of the rounds where it is known; with noise of deviation s_t
+    on F and n' (or on F and n' − F, where counts are split) its own is, to first order,
+
+        √(Σ s_t² (1 + R²))/Σn',   or   √(Σ s_t² (R² + (1 − R)²))/Σn'.
+
+    None without a constraint, or where the run is too short for two windows.
+    """
+    history = record.history
+    W = window(len(history))
+    known = [
+        t for t, row in enumerate(history)
+        if any(r is not None for own in (row.get("groups") or {}).values() for r in own.values())
+    ]  # fmt: skip
+    if not known or len(history) - known[0] < 2 * min(W, LEAST_WINDOW):
+        return None
+    first = known[0]
+    size = [
+        max((abs(x) for own in (row.get("multipliers") or {}).values() for x in own.values()
+             if x is not None), default=0.0)
+        for row in history
+    ]  # fmt: skip
+    most = max(size)
+    # A row's λ acts in the round after it.
+    acting = next((t + 1 for t, s in enumerate(size) if most > 0 and s >= ACTING * most), W)
+    end = min(max(acting, first + LEAST_WINDOW), len(history) - min(W, LEAST_WINDOW))
+    early = range(max(first, end - W), end)
+    last = range(max(end, len(history) - W), len(history))
+    noise = _count_deviations(record)
+    split = (record.settings.get("layout") or {}).get("basis") == "split"
+    rows = []
+    for rate in record.rates:
+        for group in record.groups:
+            values, counts = (_cell(record, name, rate, group) for name in ("groups", "counts"))
+            found = [_over(values, counts, noise, part, split=split) for part in (early, last)]
+            rows.append(EarlyAndLast(rate, group, *found[0], *found[1]))
+    ends = [(int(history[part[0]]["round"]), int(history[part[-1]]["round"]))
+            for part in (early, last)]  # fmt: skip
+    return Windows(ends[0], ends[1], tuple(rows))
+
+
+def _over(
+    values: Line, counts: Line, noise: Sequence[float] | None, part: range, *, split: bool
+) -> tuple[Number, Number]:
+    """R of some rounds, and the deviation of its noise."""
+    cells = [(values[t], counts[t], t) for t in part]
+    known = [(r, n, t) for r, n, t in cells if r is not None and n is not None and n > 0]
+    total = math.fsum(n for _, n, _ in known)
+    if not total > 0:
+        return None, None
+    R = math.fsum(r * n for r, n, _ in known) / total
+    if noise is None:
+        return R, None
+    s2 = math.fsum(noise[t] ** 2 for *_, t in known)
+    return R, math.sqrt(s2 * (R**2 + ((1.0 - R) ** 2 if split else 1.0))) / total
+
+
+def _count_deviations(record: RunRecord) -> list[float] | None:
+    """s_t of the counts in every round; None without noise."""
+    s = noise_of(record, "counts", "joint")
+    if s is None:
+        return None
+    if noise_of(record, "counts") is not None:
+        return [s] * len(record.history)
+    return [s * factor for factor in bound_factors(record)]
+
+
 @dataclass(frozen=True)
 class CountNoise:
     """A released count n'_a: its mean over the rounds, its noise, and noise over mean."""

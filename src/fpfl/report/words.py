@@ -7,13 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fpfl.fairness.against import NOT_MEASURED, Against, Change
 from fpfl.fairness.confusion import balance_of, collapsed_in_training, training_verdict
+from fpfl.fairness.levelling import weighed_down
 from fpfl.fairness.metrics import Estimate
+from fpfl.heldout.result import IN_DOUBT
 from fpfl.methods.base import Unconstrained, about
 from fpfl.privacy.assumptions import BEFORE
 from fpfl.privacy.statement import round_up
-from fpfl.report.evaluations import SIMULATION_ONLY, Evaluated, Figure, Gap
+from fpfl.report.evaluations import SIMULATION_ONLY, TITLES, Evaluated, Figure, Gap
 from fpfl.report.reading import RunRecord
+from fpfl.report.series import Windows
+from fpfl.training.reference import together
 
 _SELECTIONS = {
     "best": "the best round's model by released counts",
@@ -295,6 +300,95 @@ def trained_lines(record: RunRecord) -> list[str]:
     ]
 
 
+def levelled_lines(record: RunRecord) -> list[str]:
+    """When and how far strong groups were weighed down; empty without a constraint."""
+    said = weighed_down(record.history, record.settings)
+    return [] if said is None else [said]
+
+
+def window_lines(found: Windows) -> list[str]:
+    """What the two windows are, in sentences."""
+    (a, b), (c, d) = found.early, found.last
+    return [
+        f"Each group's released rates in rounds {a:,} to {b:,}, before the multipliers acted much, "
+        f"and in rounds {c:,} to {d:,}, the last; ± is the standard error from the noise alone, "
+        "without that of drawing cohorts. An early model is hardly trained: this says how rates "
+        "have moved, not what they would be without the constraint."
+    ]
+
+
+def window_rows(found: Windows) -> list[tuple[str, ...]]:
+    """Every group's rates in the two windows."""
+    return [
+        (
+            f"{r.group}, {r.rate}",
+            _with_noise(r.early, r.early_noise),
+            _with_noise(r.last, r.last_noise),
+        )
+        for r in found.rows
+    ]
+
+
+WINDOW_HEAD = ("group, rate", "early", "last")
+
+
+def _with_noise(value: float | None, noise: float | None) -> str:
+    return number(value) if value is None or noise is None else f"{number(value)} ± {number(noise)}"
+
+
+def against_lines(record: RunRecord) -> list[str]:
+    """Who is better and who is worse off than without the constraint; or that nobody knows."""
+    if record.constraint is None:
+        return []
+    if record.reference is None and not record.against:
+        return [NOT_MEASURED]
+    lines = []
+    if not record.against:
+        lines.append(
+            "Against training without the constraint: not measured. There is a reference, and no "
+            "evaluation of both on the same users (fpfl evaluate)."
+        )
+    for kind, found in record.against.items():
+        where = TITLES[kind] + ("" if kind == "private" else f", {SIMULATION_ONLY}")
+        lines.append(
+            f"Against training without the constraint ({where}; {found.users:,} users, intervals "
+            f"at {percent(found.confidence)}, all at once): {' '.join(found.in_words)}"
+        )
+        lines += [] if found.price is None else [found.price]
+    said = together([record.privacy, (record.reference or {}).get("privacy")])
+    return [*lines, *([said] if said is not None and record.reference is not None else [])]
+
+
+def against_rows(found: Against) -> list[tuple[str, ...]]:
+    """Every group's rates with the constraint and without, the difference, and what is sure."""
+    return [
+        (
+            f"{'everybody' if c.group == 'overall' else c.group}, {c.rate}",
+            *(number(_or_none(value)) for value in (c.value, c.reference)),
+            with_interval(_difference(c), sign=True),
+            c.outcome,
+        )
+        for c in found.changes
+    ]
+
+
+AGAINST_HEAD = (
+    "group, rate",
+    "with the constraint",
+    "without",
+    "difference",
+    "better or worse off",
+)
+
+
+def _difference(change: Change) -> Figure:
+    return Figure(*(_or_none(x) for x in (change.difference, change.low, change.high)))
+
+
+def _or_none(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
 def balance_lines(evaluation: Evaluated) -> list[str]:
     """What accuracy does not say, in sentences; nothing where it is not known."""
     m = evaluation.metrics
@@ -308,6 +402,8 @@ def balance_lines(evaluation: Evaluated) -> list[str]:
             "Classes are not equally frequent: a model that always says the same has a high "
             "accuracy. Read the balanced accuracy."
         )
+    if evaluation.collapse_in_doubt:
+        lines.append(IN_DOUBT)
     return lines
 
 

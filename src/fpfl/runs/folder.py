@@ -8,6 +8,8 @@ checkpoint-*.safetensors totals-*.bin    the server's state, and the totals rele
 cohorts-*.bin withdrawals.txt            who took part (with a cap), who withdrew: confidential
 model.safetensors history.json result.json privacy.txt    the finished run
 evaluation-{test,training,private}.json  what was measured of it
+reference/                               a run of its own: the same without the constraint
+against-{test,training,private}.json     who is better and who is worse off than by it
 
 No other module has these names. A folder is opened once (`OpenRun`): ``run.json`` is read, the
 ledger verified, and everybody on the way is handed what was found.
@@ -43,6 +45,9 @@ MODEL, HISTORY, RESULT, PRIVACY = (
 )
 EVALUATION = "evaluation-{}.json"
 """With "test", "training" or "private"."""
+AGAINST = "against-{}.json"
+"""The same, against the run's reference."""
+REFERENCE = "reference"
 CHECKPOINTS = "checkpoint-*.safetensors"
 NUMBERED = re.compile(
     r"(?P<kind>checkpoint|totals|cohorts)-((?P<session>[0-9]{4,})-)?(?P<round>[0-9]{8,})"
@@ -94,10 +99,16 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a config was, and the seed of its made-up users."""
+    """Where a config was, and the seed of its made-up users.
+
+    ``reference``: the same is to be trained without the constraint, in a folder in the run's.
+    ``unconstrained``: this run is such a reference, and its config the other run's.
+    """
 
     folder: str
     partition_seed: int
+    reference: bool = False
+    unconstrained: bool = False
 
 
 class OpenRun:
@@ -284,6 +295,12 @@ def read_origin(path: Path) -> Origin:
             f"{path} was not begun by fpfl train ({error}); resume it from Python: "
             "fpfl.train(..., folder=fpfl.RunFolder(path, resume=True))"
         ) from error
+
+
+def reference_of(path: Path) -> OpenRun | None:
+    """The reference in a run's folder, opened; None where none was begun."""
+    there = path / REFERENCE
+    return OpenRun(there) if is_begun(there) else None
 
 
 def model_digest(path: Path) -> str | None:

@@ -15,8 +15,10 @@ from torch import nn
 
 from fpfl.data.federated import FederatedDataset
 from fpfl.data.inputs import Scaling
+from fpfl.fairness.against import Against, compare_predictions
 from fpfl.fairness.constraints import Constraint
 from fpfl.fairness.gaps import Evaluation, evaluate_predictions
+from fpfl.fairness.levelling import weighed_down
 from fpfl.runs.folder import HISTORY, MODEL, PRIVACY, RESULT
 from fpfl.server.state import Row
 from fpfl.store.files import explained, write_whole
@@ -77,6 +79,8 @@ class Run:
         lines += [f"Note: {note}." for note in self.warnings]
         if self.collapse is not None and self.collapse.rstrip(".") not in self.warnings:
             lines.append(self.collapse)
+        down = weighed_down(self.history, self.settings)
+        lines += [down] if down else []
         lines += [f"Stopped: {self.stopped}."] if self.stopped else []
         return "\n".join([*lines, str(self.privacy or NO_PRIVACY)])
 
@@ -89,6 +93,19 @@ class Run:
         """
         return evaluate_model(
             self.model, data, constraint=self.constraint, bootstrap=bootstrap, seed=seed
+        )
+
+    def against(
+        self, reference: Run, data: FederatedDataset, *, bootstrap: int = 1000, seed: int = 0
+    ) -> Against:
+        """Who is better and who is worse off than by a reference, `fpfl.train_reference`'s run.
+
+        Like `evaluate` it looks at data without any noise.
+        """
+        if self.constraint is None:
+            raise ValueError("the run was trained without a constraint, so it has no reference")
+        return compare_models(
+            self.model, reference.model, data, self.constraint, bootstrap=bootstrap, seed=seed
         )
 
     def save(self, folder: str | Path) -> Path:
@@ -141,6 +158,40 @@ def evaluate_model(
     return _evaluate(model, call, data, constraint, bootstrap, seed)
 
 
+def compare_models(
+    model: nn.Module,
+    reference: nn.Module,
+    data: FederatedDataset,
+    constraint: Constraint,
+    *,
+    bootstrap: int = 1000,
+    seed: int = 0,
+) -> Against:
+    """Compare a model with its reference on a dataset; see `fpfl.fairness.against`."""
+    found: list[Tensor] = []
+    for each in (model, reference):
+        parameter = next(each.parameters(), torch.zeros(()))
+        moved = data.to(parameter.device, parameter.dtype)
+        check_model(each, moved.schema, moved.input_dtype(parameter.dtype))
+        call = _reading(each, parameter) if moved.lazy else each
+        found.append(task.predictions(_outputs(each, call, moved), moved.schema).cpu())
+    schema = data.schema
+    constraint.check(schema.classes, schema.label_range)
+    return compare_predictions(
+        found[0],
+        found[1],
+        data.labels.cpu(),
+        data.attributes.cpu(),
+        schema.attributes,
+        constraint=constraint,
+        classes=schema.classes,
+        label_range=schema.label_range,
+        users=_owners(data),
+        bootstrap=bootstrap,
+        seed=seed,
+    )
+
+
 def evaluate_vector(
     model: FlatModel,
     w: Tensor,
@@ -179,13 +230,7 @@ def _evaluate(
     schema = data.schema
     if constraint is not None:
         constraint.check(schema.classes, schema.label_range)
-    users = torch.repeat_interleave(torch.arange(data.population), data.sizes().cpu())
-    was_training = module.training
-    module.eval()
-    try:
-        found = outputs(call, data.features, schema)
-    finally:
-        module.train(was_training)
+    found = _outputs(module, call, data)
     scores = None
     # What is not a number has no rank; what it is worth is said by the predictions alone.
     if schema.classes is not None and not bool(found.isnan().any()):
@@ -198,13 +243,28 @@ def _evaluate(
         schema.attributes,
         classes=schema.classes,
         label_range=schema.label_range,
-        users=users,
+        users=_owners(data),
         constraint=constraint,
         bootstrap=bootstrap,
         seed=seed,
         scores=scores,
         class_names=schema.class_names,
     )
+
+
+def _outputs(module: nn.Module, call: Callable[[Tensor], Tensor], data: FederatedDataset) -> Tensor:
+    """What a model returns for all samples; it is as it was afterwards."""
+    was_training = module.training
+    module.eval()
+    try:
+        return outputs(call, data.features, data.schema)
+    finally:
+        module.train(was_training)
+
+
+def _owners(data: FederatedDataset) -> Tensor:
+    """Each sample's user."""
+    return torch.repeat_interleave(torch.arange(data.population), data.sizes().cpu())
 
 
 def with_parameters(model: FlatModel, w: Tensor) -> nn.Module:
