@@ -185,7 +185,9 @@ def test_the_balanced_score_stands_beside_the_score() -> None:
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it has collapsed
-        silent = FairPrivateClassifier(random_state=0, rounds=20, hidden=()).fit(X, labels)
+        silent = FairPrivateClassifier(random_state=0, rounds=60, hidden=(), learning_rate=1.0).fit(
+            X, labels
+        )
     assert (silent.predict(X) == "no").all()
     assert silent.score(X, labels) > 0.88
     assert silent.balanced_score(X, labels) == 0.5
