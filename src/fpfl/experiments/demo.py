@@ -211,9 +211,9 @@ def in_words(runs: list[DemoRun]) -> str:
     lost, gap = 100 * (plain.accuracy - fair.accuracy), fair.gaps["fnr"]
     cost = f"{lost:.1f} points of accuracy" if lost >= 0.05 else "no accuracy"
     said = (
-        f"In words: of 100 women who earn more than 50,000 dollars {runs[0].name} overlooks {women}, "
-        f"of 100 such men {men}. {runs[-1].name} overlooks {fair_women} of the women and {fair_men} "
-        f"of the men; privacy (ε = {EPSILON:g}) and that cost {cost} together."
+        f"In words: of 100 women who earn more than 50,000 dollars {runs[0].name} overlooks "
+        f"{women}, of 100 such men {men}. {runs[-1].name} overlooks {fair_women} of the women and "
+        f"{fair_men} of the men; privacy (ε = {EPSILON:g}) and that cost {cost} together."
     )
     if fair.verdict == "cannot tell":
         counted = gap.differences
