@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,13 @@ import torch
 from conftest import make_population
 from killing import counting
 
+from fpfl.config import load_config, make_model
+from fpfl.fairness.constraints import fnr_parity
 from fpfl.privacy.conventions import BudgetExhaustedError
 from fpfl.privacy.filter import Mechanism
 from fpfl.report.reading import read_run
 from fpfl.runs.ledger import RunLedger
-from fpfl.training.defaults import ROUNDS, suggest
+from fpfl.training.defaults import ROUNDS, parameters_of, suggest
 
 CONFIG = """
 version = 1
@@ -74,11 +77,12 @@ def test_a_run_from_its_budget_to_its_evaluation(fpfl, tmp_path: Path) -> None:
     assert code == 0, err
     assert "held-out users, evaluated under ε = 1.0000" in out
     assert "FNR parity" in out
-    # Nothing is derived from what was not released.
-    assert "F1, AUC and how often each class is predicted are not known" in out
-    assert "COLLAPSED" not in out
+    # Whatever is shown was released, for 16,281 people: the model's scores, too.
+    assert "AUC 0." in out
+    assert "10% of the budget" in out
     saved = json.loads((run / "evaluation-private.json").read_text())
-    assert not {"metrics", "collapsed"} & saved.keys()
+    assert saved["metrics"]["auc"]["low"] < saved["metrics"]["auc"]["high"]
+    assert (saved["collapsed"] is not None) == ("COLLAPSED" in out)
     assert saved["epsilon"] == pytest.approx(1.0)
     code, _, err = fpfl("evaluate", run, "--epsilon", 1, "--bound", 1)
     assert code == 2
@@ -357,21 +361,29 @@ def test_suggested_settings(fpfl, own, tmp_path: Path) -> None:
         ('[method]\nkind = "one-gradient"\n', ""),
     )
     run = tmp_path / "run"
-    code, out, err = fpfl("train", own(*bare, (clip, "")), "--out", run)
+    config = own(*bare, (clip, ""))
+    code, out, err = fpfl("train", config, "--out", run)
     assert code == 0, err
     schema = make_population().schema
-    found = suggest(schema, population=300, cohort=60, noise_multiplier=2.0, rounds=6)
+    public = {"population": 300, "cohort": 60, "noise_multiplier": 2.0}
+    public["parameters"] = parameters_of(make_model(load_config(config), schema))
+    found = suggest(schema, fnr_parity("sex"), rounds=6, **public)
     settings = used(run)
     assert settings["learning_rate"] == found.learning_rate
-    for name, value in vars(found.privacy.clipping).items():
+    suggested = asdict(found.privacy.clipping)
+    for name, value in suggested.items():
         assert settings["clip"].get(name) == value  # what is not used is not written down
+    assert settings["method"]["patience"] == found.method.patience == 2
     assert settings["method"]["kind"] == "OneGradient"
     assert re.search(r"Settings used: rounds = 6, learning_rate = [0-9.]+, clip = \{ bound", out)
     assert fpfl("resume", run, "--rounds", 400)[0] in (0, 1)  # 1: its budget is spent on the way
     assert used(run)["rounds"] == 400
     assert used(run)["learning_rate"] == found.learning_rate
-    again = suggest(schema, population=300, cohort=60, noise_multiplier=2.0, rounds=400)
-    assert again.learning_rate < found.learning_rate
+    assert used(run)["clip"] == settings["clip"]
+    assert used(run)["method"] == settings["method"]
+    again = suggest(schema, fnr_parity("sex"), rounds=400, **public)
+    assert asdict(again.privacy.clipping) != suggested  # by the rule it would be another one
+    assert again.method.patience == 80
 
     given = own(*bare, ("suggested = true", 'suggested = true\noptimizer = "adam"\n'
                 "learning_rate = 0.01\nsamples_per_user = 1"), (clip, ""))  # fmt: skip
@@ -379,7 +391,8 @@ def test_suggested_settings(fpfl, own, tmp_path: Path) -> None:
     assert code == 0, err
     settings = used(tmp_path / "given")
     assert settings["optimizer"]["lr"] == 0.01
-    assert settings["clip"]["bound"] == pytest.approx(found.privacy.clipping.bound / 3)
+    assert found.privacy.clipping.bound == 4.5
+    assert settings["clip"]["bound"] == 3.0  # of one sample: as if there were two
     assert "learning_rate" not in out
 
     unsaid = own(*bare, (clip, ""), ("samples_per_user = 3.0\n", ""))

@@ -173,6 +173,24 @@ def test_class_weights_are_by_label_and_counted_only_where_nothing_is_secret() -
         FairPrivateClassifier(class_weight={"maybe": 2}, **how).fit(X, labels)
 
 
+def test_the_balanced_score_stands_beside_the_score() -> None:
+    X, y, *_ = people()
+    labels = np.where(np.arange(len(X)) % 9 == 0, "yes", "no")  # noise: nothing to be learnt
+    fitted = FairPrivateClassifier(random_state=0, rounds=60).fit(X, y)
+    told = fitted.predict(X)
+    assert fitted.balanced_score(X, y) == balanced_accuracy_score(y, told)
+    weights = np.where(y == "yes", 3.0, 1.0) + (X["a"] > 0)
+    assert fitted.balanced_score(X, y, weights) == pytest.approx(
+        balanced_accuracy_score(y, told, sample_weight=weights)
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it has collapsed
+        silent = FairPrivateClassifier(random_state=0, rounds=20, hidden=()).fit(X, labels)
+    assert (silent.predict(X) == "no").all()
+    assert silent.score(X, labels) > 0.88
+    assert silent.balanced_score(X, labels) == 0.5
+
+
 @pytest.mark.parametrize("scoring", ["balanced_accuracy", "f1", "roc_auc", "average_precision"])
 def test_scikit_learns_scores_for_unbalanced_labels_work(scoring: str) -> None:
     X, y, *_ = people()
@@ -508,13 +526,19 @@ def test_a_clip_bound_may_find_itself() -> None:
 
 
 def test_a_weighted_row_has_room_below_the_clip_bound() -> None:
+    """The bound begins at that of two rows and adapts; a number that was given stays."""
     X, y, s, _ = people(100)
     estimator = FairPrivateClassifier(epsilon=3.0, rounds=2, feature_range=RANGE)
-    assert estimator.fit(X, y).run_.settings["clip"]["bound"] == 1.5
+    plain = estimator.fit(X, y).run_.settings["clip"]
     estimator.set_params(constraint="fnr_parity").fit(X, y, sensitive_features=s["sex"])
-    assert estimator.run_.settings["clip"]["bound"] == 3.0
+    fair = estimator.run_.settings["clip"]
+    assert plain["bound"] == fair["bound"] == 3.0
+    assert plain["adapts"]["target"] > 0.02  # so few users: noise is long against their gradients
+    assert fair["adapts"]["target"] > 0.02
     estimator.set_params(clip=7.0).fit(X, y, sensitive_features=s["sex"])
     assert estimator.run_.settings["clip"]["bound"] == 7.0
+    assert "adapts" not in estimator.run_.settings["clip"]
+    assert {row["clip_bound"] for row in estimator.run_.history if "clip_bound" in row} == set()
 
 
 @dominated

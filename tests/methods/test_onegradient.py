@@ -20,7 +20,7 @@ from fpfl.fairness import rates
 from fpfl.fairness.totals import Totals, Weights
 from fpfl.methods import MethodState
 from fpfl.methods.mmdm import constraint_direction
-from fpfl.methods.onegradient import MOST
+from fpfl.methods.onegradient import MOST, AveragedState
 from fpfl.users import CohortEngine, FlatModel, task
 from fpfl.users.factored import FactoredGradients
 
@@ -277,6 +277,104 @@ def test_the_multipliers_take_proximal_steps(rounds, memory) -> None:
     assert abs(total) < 1e-3
 
 
+# The weak group first
+
+DIFFERENT = st.lists(
+    st.lists(st.tuples(st.floats(0, 100), st.floats(-0.2, 1.2)), min_size=3, max_size=3),
+    min_size=1,
+    max_size=60,
+)  # counts with noise: none at all, and rates that cannot be
+
+
+def course(method: OneGradient, rounds, N: float = 10.0, alpha: float = 0.1):
+    """The states and weights after each round of counts."""
+    state, found = method.begin(1, 3, torch.device("cpu")), []
+    for counts in rounds:
+        n = [count for count, _ in counts]
+        totals = made_totals([[count * rate for count, rate in counts]], [n])
+        state, _ = method.update(state, replace(totals, normaliser=N), alpha)
+        found.append((state, method.weights(state, N, alpha)))
+    return found
+
+
+@given(rounds=DIFFERENT, patience=st.integers(0, 40), decay=st.sampled_from([0.0, 0.5, 0.95]))
+@settings(max_examples=100)
+def test_weights_go_down_only_while_a_group_is_outside_and_has_been_for_long(
+    rounds, patience, decay
+) -> None:
+    """ℓ by its definition, counted beside: 1 at first, down in steps, and never up again."""
+    method = OneGradient(patience=patience, decay=decay)
+    assert float(method.weights(method.begin(1, 3, torch.device("cpu")), 10.0, 0.1).low) == 1.0
+    outside, steps, before = 0, 0, 1.0
+    for t, (state, weights) in enumerate(course(method, rounds)):
+        low = float(weights.low)
+        now = bool((state.differences().abs() > 0.1).any())
+        outside = max(0, outside + (1 if now else -1))
+        steps += now and outside > patience
+        assert low == pytest.approx(1.0 - 0.95 * min(1.0, 0.02 * steps), abs=1e-5)
+        assert low <= before
+        if not now or t < patience:
+            assert low == before
+        before = low
+
+
+@given(rounds=DIFFERENT, patience=st.integers(0, 10))
+@settings(max_examples=60)
+def test_patience_changes_no_multiplier_and_the_least_weight_is_told(rounds, patience) -> None:
+    """Only the range of the weights differs; what is told is the least that a sample has in it."""
+    pairs = zip(
+        course(OneGradient(), rounds), course(OneGradient(patience=patience), rounds), strict=True
+    )
+    for (plain, theirs), (patient, ours) in pairs:
+        assert torch.equal(plain.multipliers, patient.multipliers)
+        assert torch.equal(theirs.groups, ours.groups)
+        assert torch.equal(theirs.overall, ours.overall)
+        assert (theirs.low, theirs.high, ours.high) == (0.05, 11.0, 11.0)
+        asked = 1.0 + float((ours.overall.unsqueeze(-1) + ours.groups).min())
+        wanted = min(1.0, max(asked, float(ours.low)))
+        assert float(patient.figures()["least_weight"]) == pytest.approx(wanted, abs=1e-6)
+        assert bool(plain.figures()["least_weight"].isnan())  # nothing is told where none is kept
+
+
+@given(seed=st.integers(0, 200), patience=st.integers(1, 20))
+@settings(max_examples=20)
+def test_nobodys_errors_are_asked_for_before_patience_is_over(seed, patience) -> None:
+    """Every sample weighs 1 or more, by the engine that weighs them, whatever the counts."""
+    engine = make("linear", "two attributes", [5, 3, 2], 2, 0, form="one-gradient")
+    engine = replace(engine, constraint=fpfl.fnr_parity("sex", "race"))
+    g, groups = torch.Generator().manual_seed(seed), len(engine.layout.groups)
+    method = OneGradient(patience=patience)
+    state = method.begin(1, groups, torch.device("cpu"))
+    chunk = next(engine.chunks(np.arange(3)))
+
+    def least(weights: Weights) -> float:
+        batch = engine._weighting.weighted(chunk.batch, chunk.member.double(), weights)
+        return float(batch.real[chunk.batch.real > 0].min())  # the others are padding
+
+    for _ in range(patience):
+        n = 50.0 + 50.0 * torch.rand(1, groups, generator=g)
+        totals = made_totals(n * torch.rand(1, groups, generator=g), n)
+        state, _ = method.update(state, totals, ALPHA)
+        weights = method.weights(state, 10.0, ALPHA)
+        assert bool((weights.groups < 0).any())  # without patience some would be held back
+        assert least(weights) >= 1.0
+
+
+def test_weights_are_released_to_the_end_and_rest_inside_the_tolerance() -> None:
+    method = OneGradient(patience=3, decay=0.0)
+    apart, level = [(50.0, 0.8), (50.0, 0.2), (50.0, 0.5)], [(50.0, 0.5)] * 3
+    low = [float(weights.low) for _, weights in course(method, [apart] * 60)]
+    assert low[:3] == [1.0] * 3
+    assert low[3] == pytest.approx(1.0 - 0.02 * 0.95)
+    assert low[-1] == low[-2] == pytest.approx(0.05)  # after 50 steps of a fiftieth
+    assert low[51] > low[52] == pytest.approx(0.05, abs=1e-6)
+    # Back inside it stays where it is, and what was inside is taken from what was outside.
+    low = [float(w.low) for _, w in course(method, [apart] * 5 + [level] * 4 + [apart] * 4)]
+    assert low[4] == pytest.approx(1.0 - 0.04 * 0.95)
+    assert low[4] == low[8] == low[10]
+    assert low[10] > low[11] > low[12]
+
+
 def test_multipliers_come_down_inside_the_tolerance_and_act_there() -> None:
     method = OneGradient(multiplier_lr=0.5, decay=0.0, tolerance=None, high=1e9)
     state = method.begin(1, 2, torch.device("cpu"))
@@ -493,11 +591,15 @@ def test_training_with_one_gradient() -> None:
         assert run.selected == "average of the last 75 iterates"
 
 
-def test_a_kept_run_goes_on_as_if_nothing_had_happened(tmp_path) -> None:
-    """A run with one gradient that is cut off in a round and resumed ends bit for bit the same."""
+@pytest.mark.parametrize("patience", [None, 12], ids=["free", "patient"])
+def test_a_kept_run_goes_on_as_if_nothing_had_happened(tmp_path, patience) -> None:
+    """A run with one gradient that is cut off in a round and resumed ends bit for bit the same.
+
+    Cut off in round 17, while weights are released.
+    """
     data = make_population(users=60)
     how = {
-        "constraint": fpfl.fnr_parity("sex"), "method": OneGradient(),
+        "constraint": fpfl.fnr_parity("sex"), "method": OneGradient(patience=patience),
         "privacy": Privacy(noise_multiplier=1.0, delta=1e-3, clip=Clipping(1.0, counts=1.0)),
         "noise_seed": 1, "local": FederatedAveraging(2, 0.1),
     }  # fmt: skip
@@ -514,6 +616,33 @@ def test_a_kept_run_goes_on_as_if_nothing_had_happened(tmp_path) -> None:
     assert whole.history[-1]["averaged_gap"] is not None
     for one, other in zip(again.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(one, other)
+    least = [row["least_weight"] for row in whole.history]
+    if patience is None:
+        assert set(least) == {None}
+    else:
+        assert set(least[:patience]) == {1.0}
+        assert 1.0 > least[15] > least[-1]
+
+
+def test_without_patience_it_is_the_method_that_it_was(tmp_path) -> None:
+    """A folder of before has no patience in its settings and none in its state."""
+    data, how = make_population(users=60), {"constraint": fpfl.fnr_parity("sex"), "noise_seed": 1}
+    how["privacy"] = Privacy(noise_multiplier=1.0, delta=1e-3, clip=Clipping(1.0, counts=1.0))
+    run = trained(data, **how, method=OneGradient(), folder=tmp_path / "run")
+    assert "patience" not in run.settings["method"]
+    endless = trained(data, **how, method=OneGradient(patience=10**6, low=1.0))
+    from_the_start = trained(data, **how, method=OneGradient(low=1.0))
+    assert endless.settings["method"]["patience"] == 10**6
+
+    def released(found):
+        return [{k: v for k, v in row.items() if k != "least_weight"} for row in found.history]
+
+    assert released(endless) == released(from_the_start)  # a range of [1, high] either way
+    assert released(run) != released(endless)
+    old = AveragedState(*(torch.zeros(1, 2), *(torch.zeros(1, 3),) * 4, 1.0, 0.0))
+    assert (old.outside, old.released) == (0.0, 1.0)
+    assert OneGradient().weights(old, 10.0, ALPHA).low == 0.05
+    assert float(OneGradient(patience=5).weights(old, 10.0, ALPHA).low) == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize(
@@ -522,7 +651,8 @@ def test_a_kept_run_goes_on_as_if_nothing_had_happened(tmp_path) -> None:
         lambda: OneGradient(low=-0.1), lambda: OneGradient(low=2.0), lambda: OneGradient(high=0.5),
         lambda: OneGradient(high=float("inf")), lambda: OneGradient(decay=1.0),
         lambda: OneGradient(damping=-1), lambda: OneGradient(multiplier_lr=-1),
-        lambda: OneGradient(tolerance=1.0), lambda: OneGradient(surrogate="log"),
+        lambda: OneGradient(tolerance=1.0), lambda: OneGradient(patience=-1),
+        lambda: OneGradient(surrogate="log"),
         lambda: FederatedAveraging(0, 0.1), lambda: FederatedAveraging(2, 0.0),
         lambda: FederatedAveraging(2.5, 0.1), lambda: FederatedAveraging(2, float("inf")),
     ],

@@ -23,7 +23,7 @@ from fpfl import cli
 from fpfl.fairness.totals import Counts
 from fpfl.planning import Question, plan_training
 from fpfl.planning.errors import Counted, effective_rounds, gap_error, heldout_users, moments
-from fpfl.training.defaults import suggest
+from fpfl.training.defaults import chosen_cohort, suggest
 
 ROOT = Path(__file__).parents[2]
 ADULT = {"sex": {"Female": (0.33, 0.11), "Male": (0.67, 0.305)}}
@@ -139,10 +139,17 @@ def test_a_setting_is_what_suggest_and_the_plan_say() -> None:
     schema = fpfl.Schema(
         shape=(92,), attributes=(fpfl.Attribute("sex", ("Female", "Male")),), samples_per_user=2.0
     )
-    asked = suggest(schema, fpfl.fnr_parity(), population=K, cohort=1500, epsilon=2.0)
+    asked = suggest(
+        schema, fpfl.fnr_parity(), population=K, cohort=1500, epsilon=2.0, parameters=941
+    )
     setting = question().setting(1500, 1000)
     assert setting.clipping == asked.privacy.clipping
-    assert setting.learning_rate == asked.learning_rate
+    # C_ref shortens the first steps; the plan says what is left of them.
+    adapts = asked.privacy.clipping.adapts
+    assert adapts is not None
+    assert adapts.reference is not None
+    shortened = min(1.0, adapts.reference / asked.privacy.clipping.bound)
+    assert setting.learning_rate == asked.learning_rate * shortened
     blocks = setting.clipping.blocks(constrained=True, selection=True)
     plan = asked.privacy.plan(population=K, cohort=1500, rounds=1000, blocks=blocks)
     assert setting.count_noise == plan.noise_stddev("counts")
@@ -190,12 +197,18 @@ def test_more_epsilon_is_never_more_noise_and_larger_cohorts_never_drown_more() 
 # The choice
 
 
-def test_the_smallest_cohort_that_will_do_is_chosen() -> None:
+def test_the_rules_cohort_is_chosen_and_the_smallest_that_will_do_is_named() -> None:
     found = plan_training(population=8000, groups={"g": {"a": 0.5, "b": 0.5}}, parameters=500,
                           epsilon=3.0, base_rate=0.5, tolerance=0.006, cohort=3000)  # fmt: skip
     good = [s.cohort for s in found.settings if s.good]
-    assert found.chosen.cohort == min(good) > found.settings[0].cohort
+    assert found.chosen.cohort == chosen_cohort(8000) == 800
+    assert found.least.cohort == min(good) > found.settings[0].cohort
+    assert found.least.cohort < found.chosen.cohort
     assert all(s.good == (s.cohort >= min(good)) for s in found.settings)
+    smallest = f"The smallest cohort that will do, of those looked at, is m = {min(good):,}."
+    assert smallest in found.lines()
+    assert found.as_dict()["least"]["cohort"] == min(good)
+    assert found.arguments()["cohort"] == 800
     assert found.chosen.score <= 1.0
     assert found.levers == ()
     assert found.given is not None
@@ -206,7 +219,22 @@ def test_the_smallest_cohort_that_will_do_is_chosen() -> None:
     assert s.gradient_length <= s.clipping.bound
     assert 2 * s.worst.run <= 0.006
     assert s.told(s.worst.run) == "yes"
-    assert f"Take m = {s.cohort:,}, T = 1,000, C = 1.5, C_s = 1" in found.lines()[0]
+    assert f"Take m = {s.cohort:,}, T = 1,000, C = 3, C_s = 1" in found.lines()[0]
+    assert "a tenth of the users" in found.lines()[0]
+
+
+@pytest.mark.parametrize(("population", "cohort"), [(60, 60), (700, 100), (8000, 800),
+                                                    (90_000, 5000)])  # fmt: skip
+def test_the_plans_cohort_is_every_doors(population: int, cohort: int) -> None:
+    found = plan_training(population=population, groups={"g": {"a": 0.5, "b": 0.5}},
+                          parameters=50, epsilon=3.0, base_rate=0.5, rounds=100)  # fmt: skip
+    assert found.chosen.cohort == cohort == chosen_cohort(population)
+    suggested = suggest(
+        found.question.schema, found.question.asked, population=population, epsilon=3.0,
+        parameters=50, rounds=100,
+    )  # fmt: skip
+    assert suggested.cohort == cohort
+    assert suggested.privacy.clipping == found.chosen.clipping
 
 
 def test_where_nothing_will_do_it_says_what_would_help() -> None:
@@ -216,7 +244,9 @@ def test_where_nothing_will_do_it_says_what_would_help() -> None:
     )
     assert not any(s.good for s in found.settings)
     best = min(s.score for s in found.settings)
-    assert found.chosen.score <= 1.1 * best
+    assert found.chosen.cohort == chosen_cohort(5000) == 500
+    near = [s.cohort for s in found.settings if s.score <= 1.1 * best]
+    assert found.least.cohort == min(near) < 500
     assert found.chosen.worst.group == "race=C"
     scores = [lever.score for lever in found.levers]
     assert scores == sorted(scores)
@@ -227,8 +257,12 @@ def test_where_nothing_will_do_it_says_what_would_help() -> None:
     expected = merged.setting(found.chosen.cohort, 1000).score
     assert by_name["merging the two smallest groups of an attribute"] == pytest.approx(expected)
     words = "\n".join(found.lines())
-    assert "no cohort will do" in words
-    assert words.startswith("Least bad is m = ")
+    assert (
+        f"No cohort will do; the smallest that comes within 10% of the best is m = {min(near)},"
+        in words
+    )
+    assert words.startswith("Take m = 500, ")
+    assert "the gap's error is too large for the tolerance" in found.lines()[0]
     assert "What would help" in words
 
 
@@ -310,8 +344,8 @@ def test_the_command_prints_what_python_returns(command) -> None:
     assert starred[0][0] == f"*{found.chosen.cohort:,}"
     assert starred[0][8] == f"{found.chosen.worst.run:.4f}"
     assert all(line in out for line in found.lines())
-    assert "no cohort will do" in out
-    assert lines[0].endswith("(*: least bad)")
+    assert "No cohort will do" in out
+    assert lines[0].endswith("(*: by the rule; it will not do)")
 
 
 def test_the_page_shows_what_the_command_prints(command) -> None:

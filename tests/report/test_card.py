@@ -116,6 +116,8 @@ def test_every_figure_is_that_of_the_files(kept) -> None:
     part = section(card, f"Held-out users, released with noise ({cost})")
     assert shown(*(held["gap"][name] for name in ("value", "low", "high"))) in part
     assert plain(held["verdict_in_words"], 2000) in part
+    assert "Balanced accuracy " in part
+    assert ", AUC " in part
     assert all(f"- {plain(line, 10_000)}" in part for line in held["statement"])
     assert card.index("### Held-out users") < card.index("### Test set (simulation only)")
     # Four rounds with much noise leave a model at chance, and the card begins with that.

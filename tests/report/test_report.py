@@ -23,6 +23,7 @@ import fpfl
 from fpfl import Attribute, cli
 from fpfl.aggregation.noise import SeededNoise
 from fpfl.experiments import demo
+from fpfl.heldout.result import IN_DOUBT
 from fpfl.privacy.assumptions import Aggregation
 from fpfl.privacy.conventions import Block
 from fpfl.privacy.plan import PrivacyPlan
@@ -830,9 +831,20 @@ def test_an_evaluation_of_an_earlier_version_says_nothing_of_collapse(record: Ru
     page = "".join(Elements(report_html([old], "")).words)
     assert "Balanced accuracy" not in page
     assert "of the predictions" not in page
-    # Released with noise are hits and misses, and nothing is derived from them.
+
+
+def test_a_private_evaluation_shows_what_accuracy_does_not_say(record: RunRecord) -> None:
     private = record.evaluations["private"]
-    assert (private.metrics, private.collapsed) == (None, None)
+    assert private.metrics is not None
+    alone = replace(record, evaluations={"private": private})
+    page = "".join(Elements(report_html([alone], "")).words)
+    assert "AUC" in page
+    assert "of the predictions" in page
+    doubtful = replace(private, collapsed=None, collapse_in_doubt=True)
+    page = "".join(
+        Elements(report_html([replace(record, evaluations={"private": doubtful})], "")).words
+    )
+    assert IN_DOUBT in page
 
 
 def test_a_headline_names_the_rates_of_its_gap(record: RunRecord) -> None:

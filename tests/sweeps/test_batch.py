@@ -54,6 +54,7 @@ METHODS = {
     "bmdm": fpfl.BMDM(multiplier_lr=0.5),
     "tran": fpfl.Tran(multiplier_lr=0.5),
     "one-gradient": fpfl.OneGradient(),
+    "patient": fpfl.OneGradient(patience=2),
     "surrogates": fpfl.OneGradient(surrogate="rate", ratchet=True, spread=None),
 }
 CLIPS = {
@@ -297,8 +298,13 @@ def job(run: int, data: fpfl.FederatedDataset, **more) -> Job:
 @pytest.mark.parametrize("model", ["linear", "perceptron", "norm", "dropout"])
 @pytest.mark.parametrize("method", [None, "one-gradient"])
 @pytest.mark.parametrize("adapts", [False, True])
-def test_whole_runs_are_those_alone_to_the_last_bit(monkeypatch, model, method, adapts) -> None:
+@pytest.mark.parametrize("patient", [False, True])
+def test_whole_runs_are_those_alone_to_the_last_bit(
+    monkeypatch, model, method, adapts, patient
+) -> None:
     """With methods whose step is made of operations number by number, on a CPU."""
+    if patient and method is None:
+        pytest.skip("patience is one gradient's")
     never_alone(monkeypatch)
     data = people()
     jobs = []
@@ -314,11 +320,17 @@ def test_whole_runs_are_those_alone_to_the_last_bit(monkeypatch, model, method, 
             more["privacy"] = replace(more["privacy"], clip=clip)
         more |= {"constraint": None, "method": None}
         if method is not None:
-            more["method"] = fpfl.OneGradient(damping=1.0 + run, decay=0.9 + 0.03 * run)
+            more["method"] = fpfl.OneGradient(
+                damping=1.0 + run, decay=0.9 + 0.03 * run, patience=5 * run if patient else None
+            )
             more["constraint"] = fpfl.fnr_parity("sex")
         jobs.append(replace(job(run, data, **more), model=made(model, run)))
     found = together(jobs)
     monkeypatch.undo()
+    if patient:  # each released its weights when its own patience was over
+        least = [[row["least_weight"] for row in run.history] for run in found]
+        assert all(set(each[: 5 * run]) <= {1.0} for run, each in enumerate(least))
+        assert min(map(min, least)) < 1.0
     for one, run in zip(jobs, found, strict=True):
         single = alone(one)
         assert run.history == single.history

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from conftest import SEX, make_population, vectors
 from torch import nn
 
 import fpfl
+from fpfl.config import load_config, load_data
 from fpfl.data.table_schema import declared_schema
 from fpfl.users import CohortEngine, FlatModel
 from fpfl.users.reference import user_statistics
@@ -120,3 +122,35 @@ def test_a_tables_schema_declares_them() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             declared_schema(tomllib.loads(TABLE.format(label=label))).schema()
+
+
+def test_a_configs_schema_declares_them_for_arrays(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    sex = rng.integers(0, 2, 40)
+    np.savez(
+        tmp_path / "people.npz",
+        features=rng.normal(size=(40, 2)),
+        labels=rng.integers(0, 2, 40),
+        attributes=sex[:, None],
+    )
+    text = """
+[data]
+train = "people.npz"
+[data.schema]
+attributes = { sex = ["F", "M"] }
+samples_per_user = 1
+{weights}
+[training]
+cohort = 10
+rounds = 2
+"""
+    path = tmp_path / "config.toml"
+
+    def weights(line: str) -> object:
+        path.write_text(text.replace("{weights}", line), encoding="utf-8")
+        return load_data(load_config(path), tmp_path, None)[0].schema.class_weights
+
+    assert weights("class_weights = [1, 4]") == (1.0, 4.0)
+    assert weights("") is None
+    with pytest.raises(ValueError, match="a positive number for each class"):
+        weights("class_weights = [1, 4, 2]")

@@ -201,7 +201,7 @@ def test_history_shows_what_was_released_and_no_more() -> None:
     row = quick(make_population(users=60), constraint=fpfl.fnr_parity("sex")).history[0]
     assert set(row) == {
         "round", "accuracy", "gap", "fair", "gradient_norm", "overall", "groups", "counts",
-        "multipliers",
+        "multipliers", "confusion", "balance",
     }  # fmt: skip
     assert set(row["groups"]["FNR"]) == {"sex=Female", "sex=Male"}
 

@@ -282,7 +282,7 @@ def _shown(found: TrainingPlan) -> list[Setting]:
 
 def _title(found: TrainingPlan) -> str:
     q = found.question
-    mark = "recommended" if found.chosen.good else "least bad"
+    mark = "recommended" if found.chosen.good else "by the rule; it will not do"
     return (
         f"{q.population:,} users, {q.parameters:,} parameters, ε = {q.epsilon:g}, "
         f"{q.constraint} within α = {q.tolerance:g} (*: {mark})"

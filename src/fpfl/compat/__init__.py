@@ -140,7 +140,7 @@ FIELDS = {
 }
 """Fields of 0.1.0 by class (or maker), and what they are called today."""
 
-LATER = ("adapts", "measurement")
+LATER = ("adapts", "measurement", "patience")
 """Fields that came after 0.1.0. Where they are not used, files and fingerprints are as before."""
 
 

@@ -194,6 +194,7 @@ def _dataset(
         population=population,
         samples_per_user=declared.samples_per_user,
         feature_ranges=tuple(declared.feature_ranges) if declared.feature_ranges else None,
+        class_weights=None if declared.class_weights is None else tuple(declared.class_weights),
     )
     features = arrays["features"]
     if declared.feature_ranges is not None:

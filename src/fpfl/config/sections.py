@@ -71,6 +71,7 @@ class SchemaConfig(_Section):
     samples_per_user: Number | None = None
     population: Whole | None = None
     feature_ranges: list[tuple[Number, Number]] | None = None
+    class_weights: list[Number] | None = None
 
 
 class DataConfig(_Section):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -9,7 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fpfl.data.federated import FederatedDataset
+from fpfl.data.inputs import InputColumn
 from fpfl.data.schema import Attribute, Schema, scale_by_ranges
+from fpfl.data.table_schema import NumberColumn
+from fpfl.data.tables import number_input
 
 __all__ = ["RANGES", "load_adult"]
 
@@ -33,12 +38,14 @@ _CATEGORICAL = (
     "native-country",
 )
 _ATTRIBUTES = ("sex", "race")
+_LONG = ("fnlwgt", "capital-gain", "capital-loss")
+"""Amounts: with ranges that few come near."""
 
 
 def load_adult(
     split: Literal["train", "test"] = "train",
     *,
-    normalise: Literal["paper", "ranges"] = "ranges",
+    normalise: Literal["paper", "ranges", "measured"] = "ranges",
     attributes: tuple[str, ...] = ("sex",),
     label: Literal["income", "hours-per-week"] = "income",
 ) -> FederatedDataset:
@@ -58,7 +65,9 @@ def load_adult(
         These means and variances are read from the private data: what is trained on them is
         (ε₀ + ε)-differentially private for an ε₀ that the paper leaves unstated and no
         accountant here knows of. ``"ranges"``: they are scaled to [−3, 3] by the declared
-        public `RANGES` (values outside are clamped), which costs no privacy.
+        public `RANGES` (values outside are clamped), which costs no privacy. ``"measured"``: they
+        come as ``"ranges"`` has them, and training finds out what to scale inputs by itself, once,
+        within its ε (`fpfl.measure`): nothing but the ranges and categories is declared.
     attributes
         The sensitive attributes, among ``"sex"`` and ``"race"``. Both are features in any case.
     label
@@ -73,8 +82,8 @@ def load_adult(
     """
     if split not in ("train", "test"):
         raise ValueError(f"split is {split!r}; expected 'train' or 'test'")
-    if normalise not in ("paper", "ranges"):
-        raise ValueError(f"normalise is {normalise!r}; expected 'paper' or 'ranges'")
+    if normalise not in ("paper", "ranges", "measured"):
+        raise ValueError(f"normalise is {normalise!r}; expected 'paper', 'ranges' or 'measured'")
     strange = [name for name in attributes if name not in _ATTRIBUTES]
     if strange:
         raise ValueError(f"attributes has {strange}; choose among {list(_ATTRIBUTES)}")
@@ -111,10 +120,33 @@ def load_adult(
         label_range=None if label == "income" else RANGES[label],
         attributes=tuple(Attribute(name, values[name]) for name in attributes),
         feature_names=tuple(names),
-        feature_ranges=tuple(ranges) if normalise == "ranges" else None,
+        feature_ranges=None if normalise == "paper" else tuple(ranges),
     )
     labels = data["label"] if label == "income" else data[label].astype(np.float32)
-    return FederatedDataset.from_samples(features, labels[rows], codes, schema)
+    found = FederatedDataset.from_samples(features, labels[rows], codes, schema)
+    if normalise != "measured":
+        return found
+    sizes = {name: len(values[name]) for name in _CATEGORICAL}
+    return replace(found, columns=_columns(used, sizes, RANGES.get(label)))
+
+
+def _columns(
+    numbers: Mapping[str, tuple[float, float]],
+    categories: Mapping[str, int],
+    label: tuple[float, float] | None,
+) -> tuple[InputColumn, ...]:
+    """What is public about the columns: no more than their ranges and how many values they have."""
+    found = [
+        number_input(NumberColumn(name, ends, tail="long" if name in _LONG else None), n)
+        for n, (name, ends) in enumerate(numbers.items())
+    ]
+    first = len(found)
+    for name, size in categories.items():
+        found.append(InputColumn(name, first, size, number=False))
+        first += size
+    if label is not None:
+        found.append(number_input(NumberColumn("label", label), first))
+    return tuple(found)
 
 
 def _one_hot(codes: NDArray[np.uint8], size: int) -> NDArray[np.float64]:

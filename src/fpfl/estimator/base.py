@@ -31,6 +31,7 @@ from fpfl.estimator.data import (
     named_constraint,
     network,
     sensitive_columns,
+    standardised_unit,
     user_numbers,
     whole,
 )
@@ -67,7 +68,7 @@ try:
         is_classifier,
     )
     from sklearn.exceptions import FitFailedWarning
-    from sklearn.metrics import check_scoring
+    from sklearn.metrics import balanced_accuracy_score, check_scoring
     from sklearn.model_selection import GroupKFold, ParameterGrid, check_cv
     from sklearn.utils import check_random_state, get_tags, indexable
     from sklearn.utils.metaestimators import available_if
@@ -91,6 +92,7 @@ __all__ = [
     "ParameterGrid",
     "RegressorMixin",
     "available_if",
+    "balanced_accuracy_score",
     "check_classification_targets",
     "check_cv",
     "check_is_fitted",
@@ -314,6 +316,9 @@ class FairPrivateBase(BaseEstimator):
         schema = schema.weighing(self._class_weights(labels))
         constraint = chosen_constraint(self.constraint, self.tolerance, schema)
         scaling = Scaling.of(X, self.feature_range, private=self.epsilon is not None)
+        if label_range is not None and self.epsilon is None and scaling.ranges is None:
+            # As the features: where they are no secret, labels are standardised, too.
+            schema = replace(schema, label_unit=standardised_unit(labels))
         unscaled = self.epsilon is not None and scaling.ranges is None
         data = FederatedDataset.from_samples(scaling(X), labels, codes, schema, numbers)
         if scaling.ranges is not None:

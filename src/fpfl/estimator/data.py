@@ -258,6 +258,12 @@ def observed_label_range(y: NDArray[np.float64]) -> tuple[float, float]:
     return low - room, high + room
 
 
+def standardised_unit(y: NDArray[Any]) -> tuple[float, float] | None:
+    """(c, w), the labels' mean and deviation; None where they are all the same."""
+    centre, width = float(np.mean(y, dtype=np.float64)), float(np.std(y, dtype=np.float64))
+    return (centre, width) if width > 1e-6 * float(np.abs(y).max()) else None
+
+
 def labels_within(y: NDArray[np.float64], label_range: tuple[float, float]) -> NDArray[np.float32]:
     """Labels clamped to their range, and still within it when they are single precision."""
     low, high = np.float32(label_range[0]), np.float32(label_range[1])

@@ -15,6 +15,7 @@ from fpfl.estimator.base import (
     FairPrivateBase,
     Fitting,
     RegressorMixin,
+    balanced_accuracy_score,
     check_classification_targets,
     validate_data,
 )
@@ -64,9 +65,9 @@ class FairPrivateClassifier(ClassifierMixin, FairPrivateBase):
         Number of rounds; by default 300, and with a constraint or with privacy the 1,000 of
         `fpfl.suggest`: what evens rates out follows averages over rounds, and takes its time.
     learning_rate, clip
-        By default with privacy those of `fpfl.suggest`'s rules (with a constraint, a bound of 3 at
-        least; for single rows larger ones may be better). Without, there is no clipping, and a
-        learning rate of 0.5 for gradients that are divided by the number of samples.
+        By default those of `fpfl.suggest`'s rules: with privacy a bound that begins at 3, or at 1.5
+        times the rows that a user has, and adapts; without, there is no clipping. The learning rate
+        is for gradients that are divided by m.
     method
         How a constraint is enforced; `fpfl.OneGradient` by default, without privacy one that
         answers counts at once and steers towards three quarters of the tolerance.
@@ -162,6 +163,11 @@ class FairPrivateClassifier(ClassifierMixin, FairPrivateBase):
         )  # fmt: skip
         self.class_weight = class_weight
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        # Written by a version whose losses all weighed the same.
+        self.__dict__.setdefault("class_weight", None)
+
     def _class_weights(self, labels: NDArray[Any]) -> ClassWeights | None:
         given = self.class_weight
         if given == "balanced" and self.epsilon is None:  # then shares are no secret
@@ -222,6 +228,22 @@ class FairPrivateClassifier(ClassifierMixin, FairPrivateBase):
         """The likeliest label of each row."""
         outputs = self._outputs(X)
         return np.asarray(self.classes_[task.predictions(outputs, self.schema_).numpy()])
+
+    def balanced_score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """The balanced accuracy: the mean of the classes' recalls, over those that are in y.
+
+        ``score`` is the accuracy, which is high for a model that always names the most frequent
+        label. This is then 1/C, for C classes. Read it where labels are not equally frequent. It is
+        a release like any other: where the rows are not public, no ε covers it.
+
+        Parameters
+        ----------
+        X, y
+            Rows, and their labels.
+        sample_weight
+            What each row weighs; 1 by default.
+        """
+        return float(balanced_accuracy_score(y, self.predict(X), sample_weight=sample_weight))
 
 
 class FairPrivateRegressor(RegressorMixin, FairPrivateBase):

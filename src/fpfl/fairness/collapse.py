@@ -73,6 +73,25 @@ def collapse_in_words(
     return None
 
 
+def clearly_collapsed(metrics: ClassMetrics | None) -> bool | None:
+    """Whether the intervals of released figures leave no doubt of a collapse, or of none.
+
+    True where all that the intervals allow has collapsed, False where none of it has, and None
+    where one cannot tell, or where there are no figures.
+    """
+    if metrics is None:
+        return None
+    pairs = list(zip(metrics.labels, metrics.predicted, strict=True))
+    chance = 1 / len(pairs) + ABOVE_CHANCE
+    balanced = metrics.balanced_accuracy
+    if balanced.high <= chance or any(
+        own.high < min(LEAST, QUARTER * labels.low) for labels, own in pairs
+    ):
+        return True
+    found = all(own.low >= min(LEAST, QUARTER * labels.high) for labels, own in pairs)
+    return False if found and balanced.low > chance else None
+
+
 def _always(accuracy: float, share: float, name: str) -> str:
     if f"{accuracy:.3f}" == f"{share:.3f}":
         return f"accuracy {accuracy:.3f} is that of always saying {name}"

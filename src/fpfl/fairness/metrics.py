@@ -82,6 +82,15 @@ class ClassMetrics:
     predicted: tuple[Estimate, ...]
     class_names: tuple[str, ...] | None = None
 
+    def __post_init__(self) -> None:
+        named = len(self.labels) if self.class_names is None else len(self.class_names)
+        if not len(self.labels) == len(self.predicted) == named:
+            raise ValueError(
+                f"there are shares of {len(self.labels)} classes among the labels, of "
+                f"{len(self.predicted)} among the predictions, and {named} names; expected one of "
+                "each for every class"
+            )
+
     @property
     def base_rate(self) -> Estimate | None:
         """The share of class 1 of two among the labels; None with more classes."""

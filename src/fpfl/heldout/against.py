@@ -88,6 +88,7 @@ def evaluate_with_reference(
     ledger: str | Path | None = None,
     moved: bool = False,
     noise: NoiseSource | None = None,
+    auc: bool = True,
 ) -> tuple[PrivateEvaluation, PrivateEvaluation, Against]:
     """Evaluate a finished run and its reference, each once, and compare them.
 
@@ -118,6 +119,7 @@ def evaluate_with_reference(
             ledger=ledger,
             moved=moved,
             noise=noise,
+            auc=auc,
         )
         for each in (run, reference)
     )

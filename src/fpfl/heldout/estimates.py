@@ -33,6 +33,7 @@ from fpfl.fairness import rates as _rates
 from fpfl.fairness.constraints import Constraint
 from fpfl.fairness.evaluation import Difference, GapEstimate
 from fpfl.fairness.groups import UNKNOWN, Groups
+from fpfl.fairness.metrics import ClassMetrics, Estimate
 from fpfl.fairness.rates import Rate
 from fpfl.heldout.intervals import Floats, Sums, difference_interval, rate_interval
 from fpfl.heldout.result import RateEstimate
@@ -260,6 +261,43 @@ class Judge:
             rate.name: {name: RateEstimate(*four) for name, four in zip(names, row, strict=True)}
             for rate, row in zip(cells.rates, numbers, strict=True)
         }
+
+    def metrics(self, released: Floats, stddev: float, auc: Estimate | None) -> ClassMetrics | None:
+        """What accuracy does not say of two classes; None for other tasks.
+
+        All but the AUC follow from the confusion matrix of the whole. F1 = TP/(TP + (FN + FP)/2) is
+        a ratio like a rate. Each interval by itself contains its figure with probability
+        ``confidence``; that of the balanced accuracy is the mean of the recalls', which hold at
+        once.
+        """
+        cells = self.cells
+        if not cells.confusion:
+            return None
+        members = list(cells.ways.values())[cells.smallest_way]
+        whole, variance = released[members].sum(axis=0), len(members) * stddev**2
+
+        def estimate(F: tuple[float, ...], M: tuple[float, ...], share: float = 1.0) -> Estimate:
+            # In the order of CONFUSION.
+            noise = (np.array([variance * np.square(each).sum()]) for each in (F, M))
+            sums = Sums(np.array([whole @ F]), np.array([whole @ M]), *noise)
+            low, high = rate_interval(sums, share * (1.0 - self.confidence), self.bound)
+            return Estimate(float(sums.value()[0]), float(low[0]), float(high[0]))
+
+        recalls = (
+            estimate((1, 0, 0, 0), (0, 1, 0, 0), 0.5),
+            estimate((0, 0, 0, 1), (0, 0, 1, 0), 0.5),
+        )
+        mean = np.mean([[each.value, each.low, each.high] for each in recalls], axis=0).tolist()
+        ones, said = (1, 1, 0, 0), (1, 0, 1, 0)
+        zeros, silent = (0, 0, 1, 1), (0, 1, 0, 1)
+        return ClassMetrics(
+            balanced_accuracy=Estimate(*mean),
+            f1=estimate((1, 0, 0, 0), (0, 0.5, 0.5, 0)),
+            auc=auc,
+            labels=(estimate(zeros, ones), estimate(ones, zeros)),
+            predicted=(estimate(silent, said), estimate(said, silent)),
+            class_names=cells.schema.class_names,
+        )
 
     def gap(self, released: Floats, stddev: float) -> GapEstimate:
         """The constraint's gap; the intervals of all differences hold at once (Bonferroni)."""

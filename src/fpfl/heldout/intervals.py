@@ -46,7 +46,9 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-_FOR_COUNTS = 0.1
+FOR_COUNTS = 0.1
+"""The part of an error probability that is spent on N."""
+
 _ANGLES = np.linspace(0.0, np.pi / 2, 33)  # c_a = c sin²: the largest of these is 0.03 % too small
 
 
@@ -113,8 +115,8 @@ def rate_interval(sums: Sums, error: float, bound: float) -> tuple[Floats, Float
     bound
         B.
     """
-    c = np.asarray(_squared_quantile((1.0 - _FOR_COUNTS) * error / 2))
-    _, most = count_limits(sums, _FOR_COUNTS * error, bound)
+    c = np.asarray(squared_quantile((1.0 - FOR_COUNTS) * error / 2))
+    _, most = count_limits(sums, FOR_COUNTS * error, bound)
     return _ends(sums.positive(), most, c, bound)
 
 
@@ -132,9 +134,9 @@ def difference_interval(
     bound
         B.
     """
-    c = _squared_quantile((1.0 - _FOR_COUNTS) * error / 2)
-    least_a, most_a = count_limits(group, _FOR_COUNTS * error / 4, bound)
-    least_b, most_b = count_limits(rest, _FOR_COUNTS * error / 4, bound)
+    c = squared_quantile((1.0 - FOR_COUNTS) * error / 2)
+    least_a, most_a = count_limits(group, FOR_COUNTS * error / 4, bound)
+    least_b, most_b = count_limits(rest, FOR_COUNTS * error / 4, bound)
     angles = _ANGLES.reshape(-1, *(1,) * group.F.ndim)
     v_low, v_high = _ends(group.positive(), most_a, c * np.sin(angles) ** 2, bound)
     w_low, w_high = _ends(rest.positive(), most_b, c * np.cos(angles) ** 2, bound)
@@ -152,7 +154,7 @@ def count_limits(sums: Sums, error: float, bound: float) -> tuple[Floats, Floats
     By the same corners Var n' ≤ B N, so they solve (N − n̂')² = c (B N + s²); κ is taken off for
     the lower one.
     """
-    c = _squared_quantile(error)
+    c = squared_quantile(error)
     half = c * bound / 2
 
     def spread(n: Floats) -> Floats:
@@ -195,5 +197,6 @@ def _share(part: Floats, rest: Floats) -> Floats:
     return share
 
 
-def _squared_quantile(tail: float) -> float:
+def squared_quantile(tail: float) -> float:
+    """z² of a normal distribution, for a tail of that probability."""
     return NormalDist().inv_cdf(1.0 - tail) ** 2

@@ -2,9 +2,10 @@ r"""The plan of a private evaluation, and its one release.
 
     v = Σ_k min(1, B/n^k) (counts of user k) + N(0, s²),   s = C σ,   C = B √t
 
-(:mod:`fpfl.heldout.estimates` has the counts and t). Every held-out user takes part, once: there is
-no sampling and nothing to amplify, and ε is that of one Gaussian mechanism with sensitivity C (a
-user left out) or 2C (a user replaced), exactly.
+(:mod:`fpfl.heldout.estimates` has the counts and t). For two classes the scores are counted as
+well, for the AUC, in units of λ; then C = B √(t + λ²) (:mod:`fpfl.heldout.scores`). Every held-out
+user takes part, once: there is no sampling and nothing to amplify, and ε is that of one Gaussian
+mechanism with sensitivity C (a user left out) or 2C (a user replaced), exactly.
 
 What is estimated are the rates of the population that the held-out users were drawn from, with
 every user weighing at most B samples: F and n' are sums of scaled counts. Where no user has more
@@ -28,9 +29,11 @@ from torch import Tensor, nn
 
 from fpfl.aggregation import DenseRows, NoiseSource, SystemNoise, ThirdParty
 from fpfl.data.federated import FederatedDataset
+from fpfl.data.schema import Schema
 from fpfl.heldout.estimates import Cells, Judge
 from fpfl.heldout.intervals import Floats
 from fpfl.heldout.result import PrivateEvaluation, statement
+from fpfl.heldout.scores import BINS, ReleasedScores, count_scores
 from fpfl.privacy.assumptions import ALONE
 from fpfl.privacy.filter import OneRelease
 from fpfl.privacy.gaussian import gaussian_epsilon, gaussian_noise_multiplier
@@ -47,9 +50,11 @@ _BATCH = 8192
 
 
 def user_counts(
-    model: nn.Module, data: FederatedDataset, cells: Cells, bound: float
+    model: nn.Module, data: FederatedDataset, cells: Cells, bound: float, scores: float = 0.0
 ) -> Iterator[Tensor]:
     """Count the users' samples, (users, cells) at a time; users without samples are left out.
+
+    ``scores`` is λ: beside the cells stand the counts of scores, in this unit, where it is not 0.
 
     A user's counts are scaled by min(1, B/n^k): nobody weighs more than B samples, and how the
     model does on them has no influence on the weight, so a rate is not bent by it.
@@ -60,7 +65,9 @@ def user_counts(
         for some in _runs(starts, sizes):
             sizes_of_run = sizes[some]
             place = slice(int(starts[some][0]), int(starts[some][0] + sizes_of_run.sum()))
-            yield _counted(outputs, data, place, torch.from_numpy(sizes_of_run), cells, bound)
+            yield _counted(
+                outputs, data, place, torch.from_numpy(sizes_of_run), cells, bound, scores
+            )
 
 
 def _runs(starts: Ints, sizes: Ints) -> Iterator[Ints]:
@@ -91,26 +98,33 @@ def _counted(
     sizes: Tensor,
     cells: Cells,
     bound: float,
+    scores: float,
 ) -> Tensor:
     """The counts of users with the given numbers of samples, one after the other in ``place``."""
     owner = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
     labels, attributes = data.labels[place].cpu(), data.attributes[place].cpu()
     kind = torch.float64 if data.schema.classes is None else torch.int64
-    predicted, sound = _predicted(outputs, data, place, sizes)
+    answers, sound = _answers(outputs, data, place, sizes)
     sound &= cells.valid(labels, attributes)
     # What is not sound may be any number, and is counted as nothing.
-    predicted, labels = (values.masked_fill(~sound, 0).to(kind) for values in (predicted, labels))
+    answers, labels = answers.masked_fill(~sound, 0), labels.masked_fill(~sound, 0).to(kind)
+    predicted = _predicted(answers, data.schema).to(kind)
     counts = cells.count(predicted, labels, attributes, owner)
+    if scores:
+        counts = torch.cat([counts, scores * count_scores(answers, labels, owner)], dim=1)
     scale = (bound / sizes.double()).clamp(max=1.0)
     broken = torch.zeros(len(sizes), dtype=torch.bool)
     broken[owner[~sound]] = True
     return (counts * scale.unsqueeze(1)).masked_fill(broken.unsqueeze(1), 0.0)
 
 
-def _predicted(
+def _answers(
     outputs: Outputs, data: FederatedDataset, place: slice, sizes: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Hard predictions on samples, and which of them are of finite features and no NaN."""
+    """Answers on samples, and which of them are of finite features and no NaN.
+
+    An answer is the logit of class 1 of two; for other tasks it is the hard prediction.
+    """
     features = data.features[place]
     if not outputs.alone(data.input_dtype(outputs.dtype)):
         try:
@@ -118,8 +132,12 @@ def _predicted(
         except Exception:  # whose sample it was must not be known: that user sends zero
             pass
     parts = [_or_nothing(outputs, part, data) for part in torch.split(features, sizes.tolist())]
-    predicted, sound = zip(*parts, strict=True)
-    return torch.cat(predicted), torch.cat(sound)
+    answers, sound = zip(*parts, strict=True)
+    return torch.cat(answers), torch.cat(sound)
+
+
+def _predicted(answers: Tensor, schema: Schema) -> Tensor:
+    return task.predictions(answers, schema) if schema.task == "binary" else answers
 
 
 def _or_nothing(
@@ -133,7 +151,7 @@ def _or_nothing(
 
 def _outputs(outputs: Outputs, features: Tensor, data: FederatedDataset) -> tuple[Tensor, Tensor]:
     dtype = data.input_dtype(outputs.dtype)
-    predicted, sound = [], []
+    answers, sound = [], []
     pieces = torch.split(features, len(features) if outputs.alone(dtype) else _BATCH)
     for piece in pieces:
         # A copy in any case: a model that works in place must not write to a mapped file.
@@ -141,9 +159,15 @@ def _outputs(outputs: Outputs, features: Tensor, data: FederatedDataset) -> tupl
         finite = inputs.isfinite().flatten(1).all(dim=1)
         output = outputs(inputs)
         finite &= ~output.isnan().reshape(len(inputs), -1).any(dim=1)
-        predicted.append(task.predictions(output, data.schema).cpu())
+        binary = data.schema.task == "binary"
+        answers.append((output if binary else task.predictions(output, data.schema)).cpu())
         sound.append(finite.cpu())
-    return torch.cat(predicted), torch.cat(sound)
+    return torch.cat(answers), torch.cat(sound)
+
+
+def length(cells: Cells, scores: float) -> float:
+    """√(t + λ²): how far one sample moves the counts at most."""
+    return math.hypot(cells.length, scores)
 
 
 @dataclass(frozen=True)
@@ -163,12 +187,15 @@ class HeldoutPlan(OneRelease):
         Of the intervals.
     privacy
         The same as a privacy plan: one round in which every user takes part.
+    scores
+        λ: the unit that scores are counted in, for the AUC; 0 where they are not counted.
     """
 
     cells: Cells
     bound: float
     confidence: float
     privacy: PrivacyPlan = field(repr=False)
+    scores: float = 0.0
 
     @property
     def sensitivity(self) -> int:
@@ -177,8 +204,18 @@ class HeldoutPlan(OneRelease):
 
     @property
     def clip(self) -> float:
-        """C = B √t: how long one user's vector of counts is at most (in ℓ2)."""
-        return self.bound * self.cells.length
+        """C = B √(t + λ²): how long one user's vector of counts is at most (in ℓ2)."""
+        return self.bound * length(self.cells, self.scores)
+
+    @property
+    def size(self) -> int:
+        """How many counts are released."""
+        return math.prod(self.cells.shape) + (2 * BINS if self.scores else 0)
+
+    @property
+    def scores_stddev(self) -> float | None:
+        """s/λ: the standard deviation of the noise on every count of scores, in samples."""
+        return self.noise_stddev / self.scores if self.scores else None
 
     @cached_property
     def noise_stddev(self) -> float:
@@ -238,8 +275,9 @@ class HeldoutPlan(OneRelease):
         """
         source = SystemNoise() if source is None else source
         self.check(model, data)
-        released = self._noised(model, data, source)
+        released, scores = self._noised(model, data, source)
         judge = Judge(self.cells, self.bound, self.confidence)
+        auc = None if scores is None else scores.area(self.confidence)
         s = self.noise_stddev
         gap = judge.gap(released, s)
         verdict = gap.verdict(self.cells.constraint.tolerance)
@@ -265,21 +303,31 @@ class HeldoutPlan(OneRelease):
             seeded=source.seeded,
             lines=tuple(self.statement(source.seeded)),
             contributions=ALONE,
+            metrics=judge.metrics(released, s, auc),
+            scores=None if scores is None else scores.counts.tolist(),
+            scores_stddev=self.scores_stddev,
         )
 
-    def _noised(self, model: nn.Module, data: FederatedDataset, source: NoiseSource) -> Floats:
-        """The released cells, (P, Q)."""
+    def _noised(
+        self, model: nn.Module, data: FederatedDataset, source: NoiseSource
+    ) -> tuple[Floats, ReleasedScores | None]:
+        """The released cells, (P, Q), and counts of scores."""
         third_party = self._third_party(source)
 
         def rows() -> Iterator[DenseRows]:
-            for counts in user_counts(model, data, self.cells, self.bound):
+            for counts in user_counts(model, data, self.cells, self.bound, self.scores):
                 yield DenseRows(counts, third_party.places)
 
         total = third_party.sum(rows(), like=torch.zeros((), dtype=torch.float64))
-        return third_party.noised(total, 0).reshape(self.cells.shape).numpy()
+        noised, cells = third_party.noised(total, 0), math.prod(self.cells.shape)
+        released: Floats = noised[:cells].reshape(self.cells.shape).numpy()
+        if self.scores_stddev is None:
+            return released, None
+        counts = (noised[cells:] / self.scores).reshape(2, BINS).numpy()
+        return released, ReleasedScores(counts, self.scores_stddev, self.bound)
 
     def _third_party(self, source: NoiseSource) -> ThirdParty:
-        places = {"cells": slice(0, math.prod(self.cells.shape))}
+        places = {"cells": slice(0, self.size)}
         return ThirdParty(places, self.privacy.blocks, self.privacy, source)
 
     def _noise_at(self, times: float) -> float:

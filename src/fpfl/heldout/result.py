@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from fpfl.fairness.collapse import clearly_collapsed, collapse_in_words
 from fpfl.fairness.evaluation import Difference, GapEstimate, Verdict
+from fpfl.fairness.metrics import ClassMetrics
+from fpfl.heldout.scores import BINS, DEARER, SHARE, bin_ends
 from fpfl.privacy.assumptions import who_is_public, whole_numbers
 from fpfl.privacy.filter import Mechanism
 from fpfl.privacy.statement import SEEDED_NOISE, round_up
@@ -23,10 +26,16 @@ _WORLDS = {
 }
 
 
+IN_DOUBT = (
+    "Whether the model has collapsed (hardly ever predicts a class, or is no better than chance) "
+    "these figures cannot tell: their intervals are too wide."
+)
+
+
 def statement(plan: HeldoutPlan, *, seeded: bool) -> list[str]:
     """What is protected, what it costs and what the figures mean, one point a line."""
     reach = "2C" if plan.sensitivity == 2 else "C"
-    counts = math.prod(plan.cells.shape)
+    counts = plan.size
     lines = [
         "Unit of privacy: held-out user (all samples of one together). Adjacency: "
         f"{plan.neighbours}. In words: {_WORLDS[plan.neighbours]}.",
@@ -37,6 +46,7 @@ def statement(plan: HeldoutPlan, *, seeded: bool) -> list[str]:
         f"{reach} at most, C = {plan.clip:.4g} (ℓ2); each has Gaussian noise of "
         f"{plan.noise_stddev:.4g} (standard deviation). Every figure is computed from them; "
         "nothing else was looked at.",
+        *_of_scores(plan),
         who_is_public(plan.neighbours, None),
         f"To δ adds noise in whole numbers: {whole_numbers(plan.epsilon, 1.0, counts)[1]:.2g}.",
         "Held-out users must be other people than the training users: whoever is both pays both "
@@ -52,6 +62,18 @@ def statement(plan: HeldoutPlan, *, seeded: bool) -> list[str]:
     if seeded:
         lines.insert(0, f"Seeded noise, {SEEDED_NOISE}.")
     return lines
+
+
+def _of_scores(plan: HeldoutPlan) -> list[str]:
+    if plan.scores_stddev is None:
+        return []
+    return [
+        f"Among them, for the AUC: samples of either class in {BINS} public bins of the score, "
+        f"counted in units of {plan.scores:.3g}, so that they have {100 * SHARE:g}% of the budget "
+        f"(1/σ²); the noise on each is {plan.scores_stddev:.4g} samples. The other counts have "
+        f"{100 * DEARER:.1f}% more noise for it, and the gap's interval is wider by as much at "
+        "most. The order of scores inside a bin is not known; the AUC's interval allows for any.",
+    ]
 
 
 def repeated(costs: Sequence[tuple[float, float]]) -> str:
@@ -120,6 +142,13 @@ class PrivateEvaluation:
         The statement.
     contributions
         What its ε rests on; None in files of versions that did not keep it (up to 0.1.0).
+    metrics
+        Balanced accuracy, F1, AUC and the shares of two classes, each interval by itself; None for
+        other tasks, and in files of versions that did not have them.
+    scores, scores_stddev
+        The noisy counts that the AUC follows from: 32 of class 0 and 32 of class 1, by the
+        predicted probability of class 1 (`fpfl.heldout.scores`), and the noise on each; None where
+        scores were not counted.
     """
 
     released: dict[str, dict[str, float]]
@@ -139,6 +168,9 @@ class PrivateEvaluation:
     seeded: bool
     lines: tuple[str, ...] = field(repr=False)
     contributions: str | None = None
+    metrics: ClassMetrics | None = None
+    scores: list[list[float]] | None = field(default=None, repr=False)
+    scores_stddev: float | None = None
 
     @property
     def population(self) -> int:
@@ -161,8 +193,30 @@ class PrivateEvaluation:
         return self.gap.worst_group
 
     @property
+    def collapsed(self) -> str | None:
+        """How the model has collapsed, in words, where the intervals leave no doubt; else None."""
+        if not clearly_collapsed(self.metrics):
+            return None
+        return collapse_in_words(self.metrics, self.rates[self.score]["overall"].value)
+
+    @property
+    def collapse_in_doubt(self) -> bool:
+        """Whether the figures cannot tell if the model has collapsed."""
+        return self.metrics is not None and clearly_collapsed(self.metrics) is None
+
+    @property
     def verdict_in_words(self) -> str:
-        """The verdict as a sentence with its reason."""
+        """The verdict as a sentence with its reason.
+
+        That of a collapsed model says so first: its groups are treated alike for nothing.
+        """
+        words, collapsed = self._judged, self.collapsed
+        if collapsed is None:
+            return words
+        return f"collapsed, so that its gap says nothing: {collapsed} (the gap by itself: {words})"
+
+    @property
+    def _judged(self) -> str:
         alpha, ends = f"α = {self.tolerance:g}", f"[{self.gap.low:.3f}, {self.gap.high:.3f}]"
         silent = ", ".join(self.gap.unknown_groups)
         if self.verdict != "cannot tell":
@@ -184,6 +238,9 @@ class PrivateEvaluation:
             "gap": self.gap.as_dict(),
             "verdict_in_words": self.verdict_in_words,
             "statement": self.statement(),
+            "collapsed": self.collapsed,
+            "collapse_in_doubt": self.collapse_in_doubt,
+            "score_bins": None if self.scores is None else bin_ends(),
         }
         del record["lines"]
         found: dict[str, Any] = plain(record)
@@ -203,6 +260,7 @@ class PrivateEvaluation:
             f"intervals at {100 * self.confidence:.4g}%, for sampling and noise "
             f"(standard deviation {self.noise_stddev:.3g} a count)",
             f"{self.score} {overall}",
+            *self._balance(),
             "",
             *_table([(*_HEAD, self.score, "n'"), *map(self._row, self.gap.differences)]),
             "",
@@ -210,6 +268,12 @@ class PrivateEvaluation:
             f"{self.constraint}: {self.verdict_in_words}",
         ]
         return "\n".join(line.rstrip() for line in lines)
+
+    def _balance(self) -> list[str]:
+        lines = [] if self.metrics is None else self.metrics.lines()
+        if self.collapsed is not None:
+            lines.append(f"COLLAPSED: {self.collapsed}")
+        return [*lines, IN_DOUBT] if self.collapse_in_doubt else lines
 
     def _row(self, d: Difference) -> tuple[str, ...]:
         estimate, score = self.rates[d.rate][d.group], self.rates[self.score][d.group]

@@ -72,7 +72,7 @@ ENOUGH = 1.1
 
 _NAMES = {
     "gradient": "the noise on the gradient is longer than a gradient can be",
-    "step": "the rule for the learning rate has to shorten steps because of noise",
+    "step": "noise leaves less than a fifth of a step",
     "gap": "the gap's error is too large for the tolerance",
 }
 
@@ -124,8 +124,8 @@ class TrainingPlan:
         )
         if self.chosen.good:
             return (
-                f"{rule}. At it the gradient stands out of its noise, steps need not be shortened, "
-                "and the run tells α from the noise of its counts"
+                f"{rule}. At it the gradient stands out of its noise, a fifth of a step or more is "
+                "left, and the run tells α from the noise of its counts"
             )
         return f"{rule}. At it, {_because(self.chosen)}"
 
@@ -173,9 +173,8 @@ class TrainingPlan:
 
     def _recommended(self) -> list[str]:
         s, q = self.chosen, self.question
-        verb = "Take"
         lines = [
-            f"{verb} m = {s.cohort:,}, T = {s.rounds:,}, C = {s.clipping.bound:g}, "
+            f"Take m = {s.cohort:,}, T = {s.rounds:,}, C = {s.clipping.bound:g}, "
             f"C_s = {s.clipping.counts:g}, learning rate {s.learning_rate:.3g}: {self.reason}.",
             f"Noise: s = {s.gradient_noise:.3g} on each of {q.parameters:,} numbers of the summed "
             f"gradient, which makes {s.gradient_length:.3g} in length on its mean against at most "

@@ -4,7 +4,7 @@ Three figures say whether these will do. Each is at most 1 where it does:
 
     gradient   s √p/(m C): the length of the noise on the mean of the gradients, over the most that
                the mean can be,
-    step       η₀/η: by how much the rule for η had to shorten steps because of noise,
+    step       η₀/(5 η): whether the rule for η leaves, in spite of noise, a fifth of a step,
     gap        2 (error of D_a)/α: twice the standard error of the worst group's difference over
                the second half of the run, over the tolerance.
 
@@ -42,6 +42,9 @@ from fpfl.training.defaults import (
     suggested_clipping,
     suggested_learning_rate,
 )
+
+SHORTENED = 5.0
+"""How many times shorter than without noise steps may be."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ class Setting:
         """What must be at most 1: see the module."""
         return {
             "gradient": self.gradient_length / self.clipping.bound,
-            "step": self.full_rate / self.learning_rate,
+            "step": self.full_rate / (SHORTENED * self.learning_rate),
             "gap": 2.0 * self.worst.run / self.tolerance,
         }
 
@@ -239,14 +242,14 @@ class Question:
         )  # fmt: skip
         privacy = replace(privacy, clip=clipping)
         plan = privacy.plan(population=self.population, cohort=cohort, rounds=rounds)
-        noise, samples = plan.noise_stddev(GRADIENTS), max(1.0, self.samples_per_user)
+        noise = plan.noise_stddev(GRADIENTS)
         return Setting(
             cohort=cohort,
             rounds=rounds,
             noise_multiplier=plan.noise_multiplier,
             clipping=clipping,
             learning_rate=self._first_rate(plan, clipping),
-            full_rate=full_rate(samples),
+            full_rate=full_rate(self.schema),
             gradient_noise=noise,
             gradient_length=noise * math.sqrt(self.parameters) / cohort,
             count_noise=plan.noise_stddev(COUNTS),
@@ -260,7 +263,7 @@ class Question:
 
     def _first_rate(self, plan: PrivacyPlan, clipping: Clipping) -> float:
         """η of the first round."""
-        rate = suggested_learning_rate(plan, clipping, self.samples_per_user)
+        rate = suggested_learning_rate(plan, clipping, self.schema)
         reference = None if clipping.adapts is None else clipping.adapts.reference
         return rate if reference is None else rate * min(1.0, reference / clipping.bound)
 

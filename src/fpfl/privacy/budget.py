@@ -69,6 +69,8 @@ class Charges:
         kind = record["kind"]
         if kind == "charge":
             mechanism = self._mechanism(record["mechanism"])
+            if not isinstance(record["run"], str):
+                raise TypeError(f"a charge of the run {record['run']!r}")
             counts = self.runs.setdefault(record["run"], {})
             counts[mechanism] = counts.get(mechanism, 0) + 1
             self._unsummed.append(mechanism)

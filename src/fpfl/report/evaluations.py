@@ -212,7 +212,9 @@ class Evaluated:
         Whether its ε is: versions up to 0.1.0 did not keep what it was computed for.
     metrics, collapsed
         What accuracy does not say, and how the model has collapsed; None where it is not known, as
-        where hits and misses alone were released.
+        in files of earlier versions.
+    collapse_in_doubt
+        Whether noisy figures cannot tell if it has collapsed.
     """
 
     kind: Kind
@@ -234,6 +236,7 @@ class Evaluated:
     lower: bool = False
     metrics: ClassMetrics | None = None
     collapsed: str | None = None
+    collapse_in_doubt: bool = False
 
     @property
     def released(self) -> bool:
@@ -330,6 +333,9 @@ def of_private(found: PrivateEvaluation) -> Evaluated:
         statement=(*(() if established else (BEFORE_EVALUATED,)), *found.lines),
         established=established,
         lower=found.score in _ERRORS,
+        metrics=found.metrics,
+        collapsed=found.collapsed,
+        collapse_in_doubt=found.collapse_in_doubt,
     )
 
 

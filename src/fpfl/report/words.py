@@ -11,6 +11,7 @@ from fpfl.fairness.against import NOT_MEASURED, Against, Change
 from fpfl.fairness.confusion import balance_of, collapsed_in_training, training_verdict
 from fpfl.fairness.levelling import weighed_down
 from fpfl.fairness.metrics import Estimate
+from fpfl.heldout.result import IN_DOUBT
 from fpfl.methods.base import Unconstrained, about
 from fpfl.privacy.assumptions import BEFORE
 from fpfl.privacy.statement import round_up
@@ -401,6 +402,8 @@ def balance_lines(evaluation: Evaluated) -> list[str]:
             "Classes are not equally frequent: a model that always says the same has a high "
             "accuracy. Read the balanced accuracy."
         )
+    if evaluation.collapse_in_doubt:
+        lines.append(IN_DOUBT)
     return lines
 
 
