@@ -112,15 +112,15 @@ def test_the_demo_runs_and_draws(fpfl, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(demo, "ROUNDS", 6)
     code, printed, err = fpfl("demo", "--out", tmp_path)
     assert code == 0, err
-    assert "Privacy of PFL and FPFL:" in printed
+    assert "Privacy of PFL:" in printed and "Privacy of FPFL:" in printed  # FPFL counts groups
     assert "no guarantee against anyone who has the seed" in printed
     assert (tmp_path / "fnr.png").read_bytes().startswith(b"\x89PNG")
     figures = json.loads((tmp_path / "results.json").read_text())["runs"]
     assert [run["algorithm"] for run in figures] == ["FL", "PFL", "FPFL"]
     assert "FL: federated learning; balanced accuracy 0." in printed
-    # Six rounds are not enough: most of the models say "no" to nearly everybody, and it is said.
+    # Six rounds may not be enough: a model that says "no" to nearly everybody is named.
     assert printed.count("COLLAPSED: the model") == sum(bool(run["collapsed"]) for run in figures)
-    assert any(run["collapsed"] for run in figures)
+    assert "In words: of 100 women who earn more than 50,000 dollars FL overlooks" in printed
     assert (tmp_path / "fpfl" / "model.safetensors").exists()
 
 

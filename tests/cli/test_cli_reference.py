@@ -11,6 +11,7 @@ import pytest
 from fpfl.privacy.budget import PopulationLedger
 from fpfl.privacy.gaussian import gaussian_epsilon
 from fpfl.report.card import model_card
+from fpfl.report.facts import run_facts
 from fpfl.report.page import write_report
 from fpfl.report.reading import read_run
 from fpfl.runs.folder import OpenRun
@@ -124,6 +125,39 @@ def test_without_a_reference_it_is_not_measured(fpfl, table: Path) -> None:
     for text in (page, model_card("run")):
         assert "Against training without the constraint: not measured." in text
     assert not Path("run/reference").exists()
+
+
+def test_a_reference_that_was_cut_short_is_not_compared(fpfl, table: Path) -> None:
+    """The budget has room for one run and a little more."""
+    budget(fpfl, 3.0)
+    asked = ("--data", table, *TABLE, *PRIVATE, "--reference", "--out", "run")
+    code, _, err = fpfl("train", *asked)
+    assert code == 1
+    assert "the reference: the population's budget is spent" in err
+    assert OpenRun(Path("run")).ledger.finished
+    assert "not measured" in model_card("run")
+    assert "The reference ended long before" in model_card("run")
+    code, out, err = fpfl("evaluate", "run", "--epsilon", 1, "--bound", 1)
+    assert code == 0
+    assert "not measured" in out
+    assert "The reference ended long before" in err
+
+
+def test_levelling_down_is_in_the_verdict(fpfl, table: Path) -> None:
+    assert fpfl("train", "--data", table, *TABLE, "--reference", "--out", "run")[0] == 0
+    file = Path("run/against-test.json")
+    content = json.loads(file.read_text(encoding="utf-8"))
+    for change in content["changes"]:
+        change |= {"difference": 0.2, "low": 0.1, "high": 0.3}
+    file.write_text(json.dumps(content), encoding="utf-8")
+    assert "LEVELLED DOWN" in read_run("run").evaluations["test"].verdict_in_words
+    assert run_facts("run")["verdict_in_words"].count("LEVELLED DOWN") == 1
+    page = write_report("run", "report.html").read_text(encoding="utf-8")
+    assert "LEVELLED DOWN" in page
+    content["changes"][1]["low"] = "much"
+    file.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"against-test.json is not what a run writes"):
+        read_run("run")
 
 
 def test_a_comparison_of_another_model_is_left_out(fpfl, table: Path) -> None:

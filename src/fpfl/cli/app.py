@@ -89,7 +89,14 @@ def demo(
     from rich.table import Table
 
     from fpfl.callbacks.progress import progress
-    from fpfl.experiments.demo import TOLERANCE, draw_demo, run_demo, run_folders, save_demo
+    from fpfl.experiments.demo import (
+        TOLERANCE,
+        draw_demo,
+        in_words,
+        run_demo,
+        run_folders,
+        save_demo,
+    )
     from fpfl.experiments.runner import about_this_run
     from fpfl.privacy import round_up
     from fpfl.report.page import write_report
@@ -117,6 +124,7 @@ def demo(
         console.print(f"{r.name}: {r.what}; {balance}", highlight=False)
         if r.test.collapsed is not None:
             console.print(f"  COLLAPSED: {r.test.collapsed}", highlight=False, soft_wrap=True)
+    console.print(f"\n{in_words(runs)}", highlight=False, soft_wrap=True)
     picture = draw_demo(runs, out / "fnr.png")
     save_demo(runs, out, about_this_run("fpfl demo", time.perf_counter() - start))
     # Said once where all that differs are small terms of δ, with the largest of them.

@@ -59,7 +59,7 @@ def evaluate(
     )
     from fpfl.heldout import evaluate_run, evaluate_with_reference
     from fpfl.heldout.against import NOT_MEASURED
-    from fpfl.runs.folder import EVALUATION, OpenRun, reference_of
+    from fpfl.runs.folder import CUT_SHORT, EVALUATION, OpenRun, is_cut_short, reference_of
 
     opened = OpenRun(run)
     opened.require_finished()
@@ -86,6 +86,11 @@ def evaluate(
         "auc": auc,
     }
     beside, against = reference_of(run), None
+    if beside is not None:
+        beside.require_finished()
+        if is_cut_short(beside.ledger, opened.ledger):
+            print(CUT_SHORT, file=sys.stderr)
+            beside = None
     if beside is None:
         released = evaluate_run(opened, people, **asked)
     else:

@@ -436,11 +436,9 @@ class FairPrivateBase(BaseEstimator):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        # Written by a version that mapped ranges as they are.
-        self.__dict__.setdefault("measure", False)
-        if "class_weight" in self._get_param_names():
-            self.__dict__.setdefault("class_weight", None)  # there was none
-        self.__dict__.setdefault("reference", False)
+        # What the version that wrote it did not have; it mapped ranges as they are.
+        for name, value in (type(self)().get_params(deep=False) | {"measure": False}).items():
+            self.__dict__.setdefault(name, value)
         if "run_" in self.__dict__:
             self.__dict__.setdefault("reference_run_", None)
         if self.__dict__.get("_named"):

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from fpfl.data.adult import load_adult
 from fpfl.data.federated import FederatedDataset
 from fpfl.fairness.constraints import Constraint, fnr_parity
@@ -19,6 +21,7 @@ from fpfl.runs.folder import EVALUATION, model_digest
 from fpfl.server.loop import Callback, RoundEvent
 from fpfl.training import train
 from fpfl.training.defaults import chosen_cohort, chosen_rate, parameters_of, suggest
+from fpfl.training.inputs import scaled
 from fpfl.training.models import mlp
 from fpfl.training.run import Run, evaluate_model, evaluate_vector
 from fpfl.users.flat import FlatModel
@@ -195,6 +198,33 @@ def _settings(
     return {"cohort": cohort, "rounds": ROUNDS, "learning_rate": rate}
 
 
+def in_words(runs: list[DemoRun]) -> str:
+    """What the table says, for somebody who has never heard of a false negative rate."""
+    plain, fair = runs[0].test, runs[-1].test
+
+    def overlooked(test: Evaluation) -> tuple[str, str]:
+        rates = test.rates["FNR"]
+        women, men = (f"{100 * rates[f'sex={each}']:.0f}" for each in ("Female", "Male"))
+        return women, men
+
+    (women, men), (fair_women, fair_men) = overlooked(plain), overlooked(fair)
+    lost, gap = 100 * (plain.accuracy - fair.accuracy), fair.gaps["fnr"]
+    cost = f"{lost:.1f} points of accuracy" if lost >= 0.05 else "no accuracy"
+    said = (
+        f"In words: of 100 women who earn more than 50,000 dollars {runs[0].name} overlooks "
+        f"{women}, of 100 such men {men}. {runs[-1].name} overlooks {fair_women} of the women and "
+        f"{fair_men} of the men; privacy (ε = {EPSILON:g}) and that cost {cost} together."
+    )
+    if fair.verdict == "cannot tell":
+        counted = gap.differences
+        fewest = min(each.count for each in counted)
+        said += (
+            f' "Cannot tell": its gap of {gap.value:.3f} is measured on {fewest} such women, too '
+            f"few to be sure of a gap below {TOLERANCE:g}: it may be up to {gap.high:.3f}."
+        )
+    return said
+
+
 def draw_demo(runs: list[DemoRun], path: Path) -> Path:
     """The picture: each group's FNR over the rounds."""
     return plot_groups(
@@ -260,14 +290,12 @@ def _train(
 ) -> DemoRun:
     model = mlp(data.schema.shape[0], seed=SEED)
     flat = FlatModel.of(model)
-    curves: dict[str, list[tuple[int, float]]] = {}
+    kept: list[tuple[int, Tensor]] = []
 
     def watch(event: RoundEvent) -> None:
         t = event.row["round"]
         if t == 1 or t % 5 == 0:
-            rates = evaluate_vector(flat, event.w, test, bootstrap=0).rates["FNR"]
-            for group, value in rates.items():
-                curves.setdefault(group, []).append((t, value))
+            kept.append((t, event.w.clone()))
 
     with progress(f"{name:5s}", ROUNDS) as callback, warnings.catch_warnings():
         # It is a demo of noise; what FpflWarning says of it is in every run's own warnings.
@@ -282,6 +310,12 @@ def _train(
             noise_seed=None if epsilon is None else SEED,
             callbacks=[callback, watch],
         )
+    # w is of the network behind the scaling, which is known when training has begun.
+    seen = test if run.scaling is None else scaled(test, run.scaling)
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for t, w in kept:
+        for group, value in evaluate_vector(flat, w, seen, bootstrap=0).rates["FNR"].items():
+            curves.setdefault(group, []).append((t, value))
     # All three are judged by the constraint, whether or not they were trained with it.
     judged = evaluate_model(run.model, test, constraint=PARITY)
     return DemoRun(name, what, run, judged, curves)

@@ -33,6 +33,7 @@ from fpfl.runs.folder import (
     ABOUT,
     AGAINST,
     CHECKPOINTS,
+    CUT_SHORT,
     ENVIRONMENT,
     EVALUATION,
     HISTORY,
@@ -43,6 +44,7 @@ from fpfl.runs.folder import (
     SCHEMA,
     OpenRun,
     is_begun,
+    is_cut_short,
     model_digest,
 )
 from fpfl.runs.resume import statement
@@ -395,7 +397,8 @@ def _record(
 ) -> RunRecord:
     # A model that is not final was not evaluated: what is there is of the one before.
     found = _evaluations(path, notes) if more["finished"] else {}
-    against = _against(path, notes) if more["finished"] else {}
+    reference = _reference(path, ledger, notes) if more["finished"] else None
+    against = {} if reference is None else _against(path, notes)
     for kind, each in against.items():
         judged = found.get(kind)
         if each.warning is not None and judged is not None and judged.verdict_in_words is not None:
@@ -415,7 +418,7 @@ def _record(
         ended=str(ends[-1]) if ends and more["finished"] else None,
         notes=tuple(notes),
         against=against,
-        reference=_reference(path),
+        reference=reference,
         **more,
     )
 
@@ -471,12 +474,19 @@ def _against(path: Path, notes: list[str]) -> dict[Kind, Against]:
     return found
 
 
-def _reference(path: Path) -> dict[str, Any] | None:
-    """What the reference in a folder says of its privacy; None where none has ended."""
+def _reference(path: Path, ledger: RunLedger | None, notes: list[str]) -> dict[str, Any] | None:
+    """What the reference in a folder says of its privacy; None where none ended as the run did."""
     there = path / REFERENCE
     result = _read(there / RESULT, dict)
-    if result is None or (is_begun(there) and not OpenRun(there).ledger.finished):
+    if result is None:
         return None
+    if is_begun(there) and ledger is not None:
+        own = OpenRun(there).ledger
+        if not own.finished:
+            return None
+        if is_cut_short(own, ledger):
+            notes.append(CUT_SHORT)
+            return None
     return {"privacy": check_privacy(there / RESULT, result.get("privacy"))}
 
 

@@ -303,6 +303,24 @@ def reference_of(path: Path) -> OpenRun | None:
     return OpenRun(there) if is_begun(there) else None
 
 
+def is_cut_short(reference: RunLedger, run: RunLedger) -> bool:
+    """Whether a reference ended long before its run did: then it is no model to compare with.
+
+    A crash may lose a few rounds; a budget that is spent, or a divergence, most of them.
+    """
+    done = [
+        next((r["rounds"] for r in reversed(each.chain.records) if r["kind"] == "finish"), 0)
+        for each in (reference, run)
+    ]
+    return bool(done[0] < 0.9 * done[1])
+
+
+CUT_SHORT = (
+    "The reference ended long before the run did, and is not compared with it: what its model "
+    "lacks may be rounds. Train one with room in the budget for both."
+)
+
+
 def model_digest(path: Path) -> str | None:
     """SHA-256 of the model file in a run's folder; None where there is none.
 

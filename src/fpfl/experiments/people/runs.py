@@ -145,7 +145,7 @@ def of_run(run: Run, split: Split, constraint: Constraint | None) -> Result:
         parts = {
             "train": measured.of_model(run.model, split.train, constraint),
             "test": measured.of_model(run.model, split.test, constraint),
-            "warned": "collapsed" in str(run).lower(),
+            "warned": (run.collapse or "").startswith("Collapsed"),
         }
     return parts | {
         "stopped": run.stopped,
