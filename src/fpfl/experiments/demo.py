@@ -208,6 +208,8 @@ def in_words(runs: list[DemoRun]) -> str:
         return women, men
 
     (women, men), (fair_women, fair_men) = overlooked(plain), overlooked(fair)
+    assert plain.accuracy is not None  # they are classifiers
+    assert fair.accuracy is not None
     lost, gap = 100 * (plain.accuracy - fair.accuracy), fair.gaps["fnr"]
     cost = f"{lost:.1f} points of accuracy" if lost >= 0.05 else "no accuracy"
     said = (
