@@ -33,8 +33,9 @@ and for selection rates, weights may go down from the start.
 
 The numbers were chosen by hand, on the tables that ``people-tables.toml`` (in ``fpfl/experiments``)
 names for it, and checked on its others; ``docs/tables.md`` says how, and where that line was
-crossed. Choosing them looked at data, which no ε covers; using them elsewhere does not. They suppose features of about
-unit variance, which measuring sees to, and a network as `fpfl.mlp` begins it.
+crossed. Choosing them looked at data, which no ε covers; using them elsewhere does not. They
+suppose features of about unit variance, which measuring sees to, and a network as `fpfl.mlp` begins
+it.
 
 Where doors differ, with a constraint and privacy:
 
@@ -83,7 +84,7 @@ CLIPPED_FRACTION, LEAST_CLIPPED, MOST_CLIPPED = 0.25, 0.02, 0.6
 """τ/z, and the range that τ is kept in."""
 
 MOST_CLIP = 4.0
-"""C/C_0 at most: for equalised odds the bound went on to nine times C_0 and more, and steps shrank."""
+"""C/C_0 at most: for equalised odds the bound went on to nine times C_0, and steps shrank."""
 
 BOUND_RATE, STEADY = 0.3, 0.1
 """How fast the bound moves, and the noise on f̃ up to which it does."""
