@@ -108,8 +108,8 @@ kind = "accuracy_parity"
 
 
 def test_the_demo_runs_and_draws(fpfl, tmp_path: Path, monkeypatch) -> None:
-    """The headline command, with a few rounds: table, statements, picture, figures."""
-    monkeypatch.setattr(demo, "ROUNDS", 6)
+    """The headline command, with one round: table, statements, picture, figures."""
+    monkeypatch.setattr(demo, "ROUNDS", 1)
     code, printed, err = fpfl("demo", "--out", tmp_path)
     assert code == 0, err
     assert "Privacy of PFL:" in printed
@@ -119,8 +119,9 @@ def test_the_demo_runs_and_draws(fpfl, tmp_path: Path, monkeypatch) -> None:
     figures = json.loads((tmp_path / "results.json").read_text())["runs"]
     assert [run["algorithm"] for run in figures] == ["FL", "PFL", "FPFL"]
     assert "FL: federated learning; balanced accuracy 0." in printed
-    # Six rounds may not be enough: a model that says "no" to nearly everybody is named.
+    # One round is not enough: models that tell nothing apart are named.
     assert printed.count("COLLAPSED: the model") == sum(bool(run["collapsed"]) for run in figures)
+    assert any(run["collapsed"] for run in figures)
     assert "In words: of 100 women who earn more than 50,000 dollars FL overlooks" in printed
     assert (tmp_path / "fpfl" / "model.safetensors").exists()
 
