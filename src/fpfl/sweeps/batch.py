@@ -107,7 +107,8 @@ def trained(
         if not _can_be_grouped(job):
             alone.append(number)
             continue
-        made = _scaled(prepare(job.model, _beside(job, moved), **given), scaled)
+        source = _beside(job, moved)
+        made = _scaled(prepare(job.model, source, **given), source, scaled)
         if not tried_before_a_run(made.spec.flat.vector().device, made.third_party):
             alone.append(number)
             continue
@@ -165,8 +166,11 @@ def _beside(job: Job, moved: dict[Any, FederatedDataset]) -> FederatedDataset:
     return moved[key]
 
 
-def _scaled(made: Prepared, known: dict[Any, Prepared]) -> Prepared:
+def _scaled(made: Prepared, source: FederatedDataset, known: dict[Any, Prepared]) -> Prepared:
     """The training with its inputs scaled; runs that scale alike share one population.
+
+    ``source`` is the population as it was asked for: it outlives ``known``, so its identity does,
+    too. What `prepare` makes of it does not: another one may come to lie in its place.
 
     Each private run measures for itself, with its own noise: runs of one seed and one ε draw the
     same noise and have the same scaling.
@@ -174,7 +178,7 @@ def _scaled(made: Prepared, known: dict[Any, Prepared]) -> Prepared:
     if made.inputs is None:
         return made
     plan, noise = made.spec.plan, made.third_party.source
-    key: Any = (id(made.data), made.inputs)
+    key: Any = (id(source), made.data.schema.class_weights, made.inputs)
     if made.inputs.measured and plan is not None:
         own = noise if noise.seeded else object()  # noise of the system's is everyone's own
         key = (*key, plan.measurement, plan.neighbours, own)
