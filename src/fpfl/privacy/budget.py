@@ -388,6 +388,11 @@ class PopulationLedger:
         self._refresh()
         return sum(self._charges.runs.get(run, {}).values())
 
+    def charged(self, run: str, mechanism: Mechanism) -> int:
+        """How often a run was charged for this very mechanism."""
+        self._refresh()
+        return self._charges.runs.get(run, {}).get(mechanism, 0)
+
     @property
     def spent(self) -> float:
         """ε of all that was charged so far, for orientation: what is promised is the budget."""

@@ -339,11 +339,17 @@ class RunLedger:
                 "this run has no measurement to charge: it was planned without one, or has made it"
             )
         assert self._mechanism is not None  # a run with terms is private
-        if self.population is not None and not self.population.charged_rounds(self.run):
+        if self.population is not None and not self._scaling_charged(mechanism):
             if not self.population.has_room({mechanism: 1, self._mechanism: 1}):
                 raise BudgetExhaustedError(NO_MEASUREMENT)
             self.population.charge(self.run, mechanism, None, "measurement")
             self.population.sync()
+
+    def _scaling_charged(self, mechanism: Mechanism) -> bool:
+        """Whether the population has a charge of it that nothing else here accounts for."""
+        assert self.population is not None
+        others = [Mechanism.from_dict(record["mechanism"]) for record in self.measurements]
+        return self.population.charged(self.run, mechanism) > others.count(mechanism)
 
     def record_scaling(self, scaling: dict[str, Any], *, measured: bool) -> None:
         """Write down how inputs are scaled, on the disk, before anything is computed with it.
@@ -487,11 +493,14 @@ class RunLedger:
             )
         if self.population is None:
             return
-        known, mine = self.population.charged_rounds(self.run), self._charge_lines
+        known = self.population.charged_rounds(self.run)
+        # What was measured on the run's account (`fpfl measure --run`) was charged by its name.
+        apart = [Mechanism.from_dict(record["mechanism"]) for record in self.measurements]
+        mine = self._charge_lines + sum(self.population.charged(self.run, m) > 0 for m in apart)
         # A measurement is charged to the population first: a crash then left it to be made.
         planned = self.terms.measurement if self.terms else None
-        if planned is not None and self.scaling is None:
-            mine += known > mine
+        if planned is not None and self.scaling is None and self._scaling_charged(planned):
+            mine += 1
         # One more or less is a crash between the two files, before anything was released.
         if known > mine + 1:
             raise CopiedRunError(
