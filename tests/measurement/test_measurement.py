@@ -556,6 +556,21 @@ def test_a_spread_is_never_zero() -> None:
     assert spread(normal) == pytest.approx(12, rel=0.1)
 
 
+def test_a_spread_is_not_taken_from_tails_that_noise_covers() -> None:
+    """All users in a bin of a wide range: noise in the other 63 bins is not a tail of theirs."""
+    cells = NumberCells("x", 0.0, 64.0, bins=64)
+    plan = plan_measurement([cells], population=600, noise_multiplier=3.5)
+    total = np.bincount([20], weights=[600], minlength=64).astype(np.int64) << STEP_BITS
+
+    def spread(seed: int) -> float:
+        found = Measurement.of(
+            plan, plan.release(total, SeededNoise(seed)), seeded=True, charged=None
+        )
+        return found.number("x").spread
+
+    assert [spread(seed) for seed in range(400)] == [1.0] * 400
+
+
 # --- charges ------------------------------------------------------------------------------------
 
 

@@ -40,9 +40,11 @@ QUARTILES = (0.25, 0.5, 0.75)
 _LARGEST = 1e30
 """No release has such numbers."""
 
-# Of a normal distribution: how many standard deviations lie between these quantiles.
 _QUARTILE_RANGE = 1.3489795003921634
-_WIDE, _WIDE_RANGE = (0.05, 0.95), 3.289707253902945
+"""Of a normal distribution: how many standard deviations lie between its quartiles."""
+
+_TAIL = 0.05
+"""The share of users beyond each end of the wider range that a spread falls back to."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,9 @@ class MeasuredNumber:
         """A robust standard deviation: the interquartile range/1.349, never less than a bin.
 
         Where half of all users are in one bin the quartiles show nothing but that, and the range
-        from 5% to 95% takes their place, /3.290; then the width of the median's bin. NaN where
+        from q to 1 − q takes their place, over the standard deviations that it has in a normal
+        distribution; then the width of the median's bin. q is 5%, or twice the error of such a
+        rank where that is more: a tail that noise covers may be anywhere in the range. NaN where
         noise dominates.
         """
         edges = self.cells.edges
@@ -154,9 +158,10 @@ class MeasuredNumber:
         place = int(np.clip(np.searchsorted(edges, median, side="right") - 1, 0, len(edges) - 2))
         width = float(edges[place + 1] - edges[place])
         spread = (high - low) / _QUARTILE_RANGE
-        if high - low <= width:
-            ends = [self.quantile(q).value for q in _WIDE]
-            spread = max(spread, (ends[1] - ends[0]) / _WIDE_RANGE)
+        tail = max(_TAIL, 2 * self.rank_error(_TAIL))
+        if high - low <= width and tail < QUARTILES[0]:
+            ends = [self.quantile(q).value for q in (tail, 1 - tail)]
+            spread = max(spread, (ends[1] - ends[0]) / (2 * normal_quantile(1 - 2 * tail)))
         return max(spread, width)
 
     @property

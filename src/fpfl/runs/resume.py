@@ -375,8 +375,8 @@ def _checked(run: OpenRun, begun: Begun, state: ServerState) -> Past:
     _check_settings(path, run.settings, begun.settings, past)
     _check_state(path, past.state, state)
     if past.state.optimizer:
-        old, new = run.settings["optimizer"], begun.settings["optimizer"]
-        kinds = [(given or {"kind": "SGD"}).get("kind") for given in (old, new)]
+        given = (_part(settings, "optimizer") for settings in (run.settings, begun.settings))
+        kinds = [optimizer.get("kind", "SGD") for optimizer in given]
         if kinds[0] != kinds[1]:
             raise ValueError(
                 f"the run in {path} has the state of the optimiser {kinds[0]}, which "
@@ -429,16 +429,22 @@ def _check_settings(path: Path, old: dict[str, Any], new: dict[str, Any], past: 
 
 def _adapting(settings: dict[str, Any]) -> tuple[Any, ...] | None:
     """What a clip bound that adapts follows from, besides totals; None for one that is fixed."""
-    clip = settings.get("clip") or {}
-    return (clip, settings["cohort"]) if clip.get("adapts") else None
+    clip = _part(settings, "clip")
+    return (clip, settings.get("cohort")) if clip.get("adapts") else None
 
 
 def _promised(settings: dict[str, Any]) -> dict[str, Any]:
     """What a federation's promise rests on besides its noise."""
     names = ("sampling", "nodes", "least", "colluders", "held")
-    privacy = settings.get("privacy") or {}
+    privacy = _part(settings, "privacy")
     found = {name: settings.get(name) for name in names}
     return found | {name: privacy.get(name) for name in ("convention", "copies")}
+
+
+def _part(settings: dict[str, Any], name: str) -> dict[str, Any]:
+    """A part of a run's settings, which a forged ledger can give as anything."""
+    value = settings.get(name)
+    return value if isinstance(value, dict) else {}
 
 
 def _check_same_kind(path: Path, begun: Begun, ledger: RunLedger) -> None:
