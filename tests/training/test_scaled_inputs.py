@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -330,6 +331,10 @@ def test_a_column_that_drowns_keeps_its_range(people: FederatedDataset) -> None:
 # --- ranks ----------------------------------------------------------------------------------------
 
 
+def rank(z: Any) -> Any:
+    return np.vectorize(NormalDist().cdf)(np.asarray(z, dtype=np.float64))
+
+
 def test_ranks_cost_what_a_scaling_costs(
     people: FederatedDataset, ranked: FederatedDataset
 ) -> None:
@@ -353,7 +358,7 @@ def test_one_users_rows_move_one_users_share_of_ranks(ranked: FederatedDataset) 
 
 
 @pytest.mark.parametrize("private", [False, True])
-def test_ranks_are_uniform_whatever_the_column_is(tmp_path: Path, private: bool) -> None:
+def test_ranks_are_normal_whatever_the_column_is(tmp_path: Path, private: bool) -> None:
     """Three columns that differ in units: the same inputs, to a 32nd of a rank."""
     rng = np.random.default_rng(0)
     a = rng.normal(size=4000)
@@ -372,10 +377,10 @@ def test_ranks_are_uniform_whatever_the_column_is(tmp_path: Path, private: bool)
     z = run.scaling(data.features).double().numpy()
     ranks = (np.argsort(np.argsort(a)) + 0.5) / len(a)
     # What is measured has bins, too: 19% of all cubes are in one of them.
-    off = np.abs(z / np.sqrt(12) + 0.5 - ranks[:, None]).max(0)
+    off = np.abs(rank(z) - ranks.clip(1 / 64, 63 / 64)[:, None]).max(0)
     assert (off < (0.1 if private else 1 / 32 + 1e-3)).all()
     assert z.std(0) == pytest.approx([1.0] * 3, abs=0.1)
-    assert np.abs(z).max() <= np.sqrt(3) + 1e-6
+    assert np.abs(z).max() < 2.16
 
 
 def test_ranks_are_in_any_units_what_they_were(tmp_path: Path, table: Path) -> None:
@@ -404,9 +409,9 @@ def test_common_values_are_in_the_middle_of_their_ranks(tmp_path: Path) -> None:
         scaling = train(data, **options).scaling
         assert scaling is not None
         z = scaling(data.features)[:, 0]
-        assert z.min() == pytest.approx((0.375 - 0.5) * np.sqrt(12), abs=0.1)
-        assert abs(z.mean()) < 0.05
-        assert z.max() > 1.4
+        assert rank(z.min()) == pytest.approx(0.375, abs=0.03)
+        assert abs(z.mean()) < 0.15
+        assert z.max() > 1.5
 
 
 def test_ranks_that_drown_keep_their_range(ranked: FederatedDataset) -> None:
@@ -431,8 +436,8 @@ def test_declared_quantiles_cost_nothing(table: Path) -> None:
     assert run.privacy.measurement is None
     years = torch.zeros(4, data.features.shape[1])
     years[:, 0] = 6 * torch.tensor([0.0, 40.0, 43.5, 1000.0]) / 1000 - 3
-    ranks = run.scaling(years)[:, 0] / np.sqrt(12) + 0.5
-    assert ranks.tolist() == pytest.approx([0, 0.5, 0.625, 1.0], abs=1e-4)
+    ranks = rank(run.scaling(years)[:, 0])
+    assert ranks == pytest.approx([1 / 64, 0.5, 0.625, 63 / 64], abs=2e-3)
 
 
 # --- it travels with the model --------------------------------------------------------------------

@@ -6,7 +6,7 @@ range (symmetric-log where a long tail is declared), or, where many columns shar
 users, 32, 16 or 8: as many as leave a median's rank known within a tenth of the users. Its centre
 is the median, or the range's end where that is in the last bin before it (most such values are the
 end itself: a 0). Its width is the spread of `MeasuredNumber`. A number with two values is a
-category, in fact, and has their mean and deviation. A number that becomes its rank has its
+category, in fact, and has their mean and deviation. A number that becomes its rank has the
 distribution function in place of centre and width: the histogram's, made monotone, with a bin's
 people at its middle; bins are symmetric-log. Categories have their shares. Where noise dominates a
 column of B cells,
@@ -229,7 +229,7 @@ def _exact(rows: Floats, column: InputColumn, weights: Floats) -> Found:
 
 
 def _ranks(values: Floats, weights: Floats) -> Knots:
-    """Of the distribution function: what is below each value, and half of what is there."""
+    """By each value's rank: what is below it, and half of what is there."""
     places, which = np.unique(values, return_inverse=True)
     there = np.bincount(which, weights) / weights.sum()
     return through(places, (np.cumsum(there) - there / 2).clip(0.0, 1.0))
