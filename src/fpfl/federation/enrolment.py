@@ -30,7 +30,7 @@ from fpfl.federation.revocation import REVOKED, RevocationFile, Revocations, new
 from fpfl.federation.secagg import Authority, Credential, Identity, Invalid, Refused, Trust
 from fpfl.federation.secagg import certificates as x509
 from fpfl.federation.secagg.identity import DAYS
-from fpfl.federation.secagg.primitives import KEY_BYTES, public_of_signing, split
+from fpfl.federation.secagg.primitives import KEY_BYTES, public_of_signing
 from fpfl.federation.transport import (
     ROOT,
     ROOT_KEY,
@@ -219,8 +219,7 @@ def accept(
     """
     data = credential.read_bytes()
     if data[:1] == b"\0":
-        split(data)  # cut off, and the error says so
-        x509.load_certificate(data)
+        x509.load_certificate(data, None)  # of 0.1, and the error says so
     found = [block for kind, block in x509.blocks(data) if kind == "CERTIFICATE"]
     if len(found) != 2:
         raise Invalid(
