@@ -39,7 +39,6 @@ from fpfl.federation.enrolment import (
     accept,
     accept_list,
     certify,
-    described,
     load_identity,
     load_trust,
     make_keys,
@@ -48,6 +47,7 @@ from fpfl.federation.enrolment import (
     renew,
     revoke,
 )
+from fpfl.federation.inspection import described
 from fpfl.federation.register import Register
 from fpfl.federation.revocation import RevocationFile, Revocations
 from fpfl.federation.secagg import (
