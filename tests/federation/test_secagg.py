@@ -539,7 +539,7 @@ def test_a_node_refuses_neighbours_that_are_not_as_they_should_be() -> None:
     refuses(play, "n00", {**request, **new}, "not this node")
     # The keys of another session, honestly signed in that one.
     other = Play(a_dealing(5, 4, 3, number=1), nodes).until("share")
-    replayed = {**other.server.requests()["n00"], "session": play.session.id}
+    replayed = {**other.server.requests()["n00"], "session": play.dealing.id}
     refuses(play, "n00", replayed, "signature|not this node")
     assert play.finish().is_right(nodes)
 
