@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fpfl.federation import encoding
 from fpfl.federation.secagg import (
     STEPS,
     Abandoned,
@@ -890,9 +891,9 @@ def typed(value: Any) -> Any:
 @given(MESSAGES, MESSAGES)
 @settings(max_examples=300)
 def test_different_messages_never_share_an_encoding(one, other) -> None:
-    a, b = primitives.encode(one), primitives.encode(other)
+    a, b = encoding.encode(one), encoding.encode(other)
     assert (a == b) == (typed(one) == typed(other))
-    assert typed(primitives.decode(a)) == typed(one)
+    assert typed(encoding.decode(a)) == typed(one)
     # Nor is one the beginning of another, so that a row of them can be cut in one way only.
     assert a == b or not a.startswith(b)
 
@@ -903,38 +904,38 @@ def test_encodings_that_are_nearly_the_same_differ() -> None:
         256, -128, -129, 2**64, "None", "True", ["a", "b"], ["ab"], ["a", ["b"]], [b"a", b"b"],
         [b"ab", b""], {"a": "b"}, {"a": ["b"]}, ["a", "b", "c"], {"a": 1, "b": 2}, {"b": 1, "a": 2},
     ]  # fmt: skip
-    assert len({primitives.encode(value) for value in values}) == len(values)
-    assert primitives.encode({"a": 1, "b": 2}) == primitives.encode({"b": 2, "a": 1})
+    assert len({encoding.encode(value) for value in values}) == len(values)
+    assert encoding.encode({"a": 1, "b": 2}) == encoding.encode({"b": 2, "a": 1})
     with pytest.raises(Invalid, match="cannot hold a set"):
-        primitives.encode([{1}])
+        encoding.encode([{1}])
 
 
 @given(st.binary(max_size=40))
 @settings(max_examples=200)
 def test_bytes_are_read_as_they_would_be_written_or_not_at_all(data) -> None:
     try:
-        value = primitives.decode(data)
+        value = encoding.decode(data)
     except Invalid:
         return
-    assert primitives.encode(value) == data
+    assert encoding.encode(value) == data
 
 
 def test_bytes_that_nothing_writes_are_invalid() -> None:
-    good = primitives.encode({"a": 5, "b": [b"xyz", 1.5, None, True]})
-    assert primitives.decode(good) == {"a": 5, "b": [b"xyz", 1.5, None, True]}
+    good = encoding.encode({"a": 5, "b": [b"xyz", 1.5, None, True]})
+    assert encoding.decode(good) == {"a": 5, "b": [b"xyz", 1.5, None, True]}
     for i in range(len(good)):
         with pytest.raises(Invalid):
-            primitives.decode(good[:i])
+            encoding.decode(good[:i])
     for bad in (
         good + b"x",
         b"i" + (2).to_bytes(8, "big") + b"\0\5",  # five in two bytes
         b"t" + (1).to_bytes(8, "big") + b"\2",
         b"l" + b"\xff" * 8,
         b"l\0\0\0\0\0\0\0\1" * 5000,
-        b"d" + (2).to_bytes(8, "big") + primitives.encode("b") * 2 + primitives.encode("a") * 2,
+        b"d" + (2).to_bytes(8, "big") + encoding.encode("b") * 2 + encoding.encode("a") * 2,
     ):
         with pytest.raises(Invalid):
-            primitives.decode(bad)
+            encoding.decode(bad)
 
 
 # State

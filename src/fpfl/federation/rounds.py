@@ -216,14 +216,14 @@ class Federated:
         step, begun = exchange.step, time.monotonic()
         requests = exchange.requests()
         asked = len(requests)
-        log.info("%s: %r: %d nodes are asked: %s", what, step, asked, _listed(requests))
+        log.info("%s: %r: waiting for %s", what, step, _listed(requests))
         sent = {places[name]: request for name, request in requests.items()}
         late = False
         for node, answer in self.courier.exchange(sent, self.agreement.timeout):
             self._take(exchange, node, answer)
             if not late and 2 * len(exchange.waiting) <= asked and len(exchange.waiting) > 0:
                 late = True  # once, when half of them have answered
-                log.info("%s: %r: waiting for %s", what, step, _listed(exchange.waiting))
+                log.info("%s: %r: still waiting for %s", what, step, _listed(exchange.waiting))
         answered, seconds = asked - len(exchange.waiting), time.monotonic() - begun
         log.info("%s: %r: %d of %d answered in %.1f s", what, step, answered, asked, seconds)
         exchange.close_step()

@@ -62,6 +62,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from fpfl.federation.encoding import Invalid, decode, encode
 from fpfl.federation.secagg import transcript
 from fpfl.federation.secagg.identity import Credential, Identity
 from fpfl.federation.secagg.primitives import (
@@ -70,12 +71,9 @@ from fpfl.federation.secagg.primitives import (
     SIGNATURE_BYTES,
     TAG_BYTES,
     ByteSource,
-    Invalid,
     KeyAgreement,
     add_mask,
-    decode,
     derive,
-    encode,
     pseudorandom,
     public_of,
     seal,

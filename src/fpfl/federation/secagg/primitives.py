@@ -9,17 +9,15 @@ stretches a key into a mask, which is a vector over the ring of whole numbers mo
 On processors with AES instructions that is a third faster than ChaCha20 for long vectors and as
 fast for short ones. The counter may start at 0 each time because no key stretches twice.
 
-Whatever is signed, hashed or derived is encoded by :func:`encode`, with a label of its own in
-front: types and lengths are part of it, so that no two meanings share an encoding.
+Whatever is signed, hashed or derived is encoded by `fpfl.federation.encoding`, with a label of its
+own in front: types and lengths are part of it, so that no two meanings share an encoding.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import struct
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 from cryptography.exceptions import InvalidSignature, InvalidTag
@@ -30,6 +28,8 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
+
+from fpfl.federation.encoding import Invalid as Invalid
 
 ByteSource = Callable[[int], bytes]
 """Gives so many bytes that nobody can guess."""
@@ -42,100 +42,6 @@ TAG_BYTES = 16
 # A piece of key stream at a time: it is added while it is still in the processor's cache.
 _PIECE = 2**16
 _ZEROS = bytes(_PIECE)
-
-
-class Invalid(ValueError):  # noqa: N818 - it is about what was received
-    """Something received is not what the protocol says; the text says what."""
-
-
-def encode(value: Any) -> bytes:
-    """A value as bytes, the same for equal values alone.
-
-    A letter for the type, eight bytes for the length or the number of entries, then what there is:
-
-        b bytes    s text in UTF-8    i whole number, two's complement, as short as it can be
-        f float of eight bytes    t one byte: true or false    n nothing
-        l entries of a list or tuple    d keys and values of a dictionary, by the keys' bytes
-    """
-    return b"".join(_pieces(value))
-
-
-def _pieces(value: Any) -> Iterator[bytes]:
-    kind = type(value)
-    if kind is bytes:
-        yield b"b" + len(value).to_bytes(8, "big")
-        yield value
-    elif kind is str:
-        try:
-            text = value.encode()
-        except UnicodeEncodeError:
-            raise Invalid("there is a text that cannot be encoded.") from None
-        yield b"s" + len(text).to_bytes(8, "big") + text
-    elif kind is int:
-        length = (value + (value < 0)).bit_length() // 8 + 1
-        yield b"i" + length.to_bytes(8, "big") + value.to_bytes(length, "big", signed=True)
-    elif kind is float:
-        yield b"f" + (8).to_bytes(8, "big") + struct.pack(">d", value)
-    elif kind is bool:
-        yield b"t" + (1).to_bytes(8, "big") + bytes([value])
-    elif value is None:
-        yield b"n" + bytes(8)
-    elif kind is list or kind is tuple:
-        yield b"l" + len(value).to_bytes(8, "big")
-        for one in value:
-            yield from _pieces(one)
-    elif isinstance(value, Mapping):
-        yield b"d" + len(value).to_bytes(8, "big")
-        for key, one in sorted((encode(key), one) for key, one in value.items()):
-            yield key
-            yield from _pieces(one)
-    else:
-        raise Invalid(f"a message cannot hold a {kind.__name__}.")
-
-
-def decode(data: bytes) -> Any:
-    """Undo :func:`encode`, tuples as lists; anything that it cannot have written is Invalid."""
-    try:
-        value, end = _decoded(data, 0)
-        right = end == len(data) and encode(value) == data
-    except (ValueError, IndexError, struct.error, RecursionError, TypeError):
-        right = False
-    if not right:
-        raise Invalid(f"a record of {len(data)} bytes is damaged: it was cut off or changed.")
-    return value
-
-
-def _decoded(data: bytes, place: int) -> tuple[Any, int]:
-    kind, count = data[place : place + 1], int.from_bytes(data[place + 1 : place + 9], "big")
-    place += 9
-    if kind in (b"l", b"d"):
-        found = []
-        for _ in range(count * (2 if kind == b"d" else 1)):
-            one, place = _decoded(data, place)
-            found.append(one)
-        return (found if kind == b"l" else dict(zip(found[::2], found[1::2], strict=True))), place
-    body = data[place : place + count]
-    if len(body) != count:
-        raise Invalid("a record ends within a field.")
-    read: dict[bytes, Callable[[bytes], Any]] = {
-        b"b": lambda body: body,
-        b"s": bytes.decode,
-        b"i": lambda body: int.from_bytes(body, "big", signed=True),
-        b"f": lambda body: struct.unpack(">d", body)[0],
-        b"t": lambda body: body != b"\0",
-        b"n": lambda body: None,
-    }
-    if kind not in read:
-        raise Invalid("a record has a field of no known type.")
-    return read[kind](body), place + count
-
-
-def hashed(label: bytes, value: Any) -> bytes:
-    """SHA-256 of the encoding of a label and a value, which is not copied."""
-    found = hashlib.sha256(encode(label))
-    for piece in _pieces(value):
-        found.update(piece)
-    return found.digest()
 
 
 def pseudorandom(key: bytes, info: bytes, length: int = KEY_BYTES) -> bytes:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from fpfl.federation.encoding import Invalid
 from fpfl.federation.secagg import transcript
 from fpfl.federation.secagg.client import SEALED_BYTES
 from fpfl.federation.secagg.graph import neighbours
@@ -31,7 +32,6 @@ from fpfl.federation.secagg.primitives import (
     NONCE_BYTES,
     SIGNATURE_BYTES,
     TAG_BYTES,
-    Invalid,
     unseal,
     verify,
     xor,

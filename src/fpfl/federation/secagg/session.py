@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from fpfl.federation.secagg.primitives import Invalid, decode, encode, hashed
+from fpfl.federation.encoding import Invalid, decode, encode, hashed
 
 Value = int | float | str | bytes | list[int] | list[str] | list[bytes]
 Message = dict[str, Value]

@@ -13,14 +13,9 @@ from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field, fields, replace
 from typing import Any, Self
 
+from fpfl.federation.encoding import Invalid, decode, encode
 from fpfl.federation.secagg.identity import Identity
-from fpfl.federation.secagg.primitives import (
-    KEY_BYTES,
-    Invalid,
-    decode,
-    encode,
-    pseudorandom,
-)
+from fpfl.federation.secagg.primitives import KEY_BYTES, pseudorandom
 from fpfl.federation.secagg.session import Dealing, Refused, Request, Session
 
 _STATE = b"fpfl secagg state 2"

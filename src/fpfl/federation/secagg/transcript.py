@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
-from fpfl.federation.secagg.primitives import encode, hashed
+from fpfl.federation.encoding import encode, hashed
 from fpfl.federation.secagg.session import Dealing, Request, Session
 
 COMMITMENT_BYTES = 32
