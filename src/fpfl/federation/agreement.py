@@ -76,7 +76,7 @@ class Agreement:
         So many of them may tell the server all they know: noise is calibrated to the others. By
         default a fifth of the same.
     attempts, timeout
-        How often a round is tried, and how many seconds nodes have for each of its five steps.
+        How often a round is tried, and how many seconds nodes have for each of its steps.
     hold
         Seconds that a node's vector takes at least: more than it ever needs, so that the time it
         takes does not tell how many of its users were sampled. Needless where every node has one

@@ -228,13 +228,14 @@ def _check(data: FederatedDataset, agreement: Agreement) -> None:
 
 
 def broadcast(
-    w: Tensor, weights: Weights | None, level: int | None = None
+    round: int, w: Tensor, weights: Weights | None, level: int | None = None
 ) -> dict[str, bytes | float | int]:
-    """What the server sends beside a round's shares: the model, and weights where there are.
+    """What the server sends beside a round's shares: its number, the model, weights if there are.
 
-    The clip bound's level, where it adapts.
+    The clip bound's level, where it adapts. A hash of all of it is in every mask, so that nothing
+    comes of sending other things to others.
     """
-    said: dict[str, bytes | float | int] = {"w": _bytes(w)}
+    said: dict[str, bytes | float | int] = {"round": round, "w": _bytes(w)}
     if level is not None:
         said["level"] = level
     if weights is not None:
@@ -279,6 +280,14 @@ def _range(said: Mapping[str, object], agreement: Agreement) -> tuple[float, flo
         f"the range of samples' weights is [{low!r}, {high!r}]; it must contain 1 and lie within "
         f"[{least:g}, {most:g}], which was agreed on"
     )
+
+
+def received_round(said: Mapping[str, object]) -> int:
+    """The round that a broadcast is of; what is no number of a round is refused."""
+    round = said.get("round")
+    if type(round) is not int or not 0 < round < 2**62:
+        raise ValueError(f"a round must be a whole number from 1, but got {round!r}")
+    return round
 
 
 def received_level(said: Mapping[str, object], agreement: Agreement) -> int | None:
