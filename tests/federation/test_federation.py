@@ -601,7 +601,7 @@ def test_wrong_messages_are_refused_by_name_and_harm_no_other(caplog):
     with caplog.at_level(logging.WARNING):
         run = federated(agreed, courier)
     assert len(run.history) == 2
-    for name, why in (("node-1", "bytes"), ("node 2", "session"), ("node-4", "signature")):
+    for name, why in (("node-1", "bytes"), ("node-2", "session"), ("node-4", "signature")):
         assert any(name in r.getMessage() and why in r.getMessage() for r in caplog.records), (
             name,
             why,
