@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -36,13 +37,19 @@ NEW = "fpfl.federation.flower.supernode"
 
 def measured(rounds: int, plain: bool, patience: float) -> dict[str, Any]:
     """One run with the code that this process imports."""
-    import flower_deployment as flower
     import numpy as np
 
-    from fpfl.federation.enrolment import AUTHORITY, IDENTITY, make_keys
-    from fpfl.federation.project import make_project
+    from fpfl.federation import project
 
-    class Documented(flower.Deployment):  # type: ignore[misc, name-defined]
+    try:
+        from fpfl.federation.enrolment import AUTHORITY, IDENTITY, make_keys
+    except ImportError:  # an older checkout
+        AUTHORITY, IDENTITY, make_keys = project.AUTHORITY, project.IDENTITY, project.make_keys
+    make_project = project.make_project
+
+    flower = import_module("flower_deployment")  # of the checkout's tests
+
+    class Documented(flower.Deployment):  # type: ignore[misc]
         def supernode_command(self, i: int, **changes: Any) -> list[str]:
             command: list[str] = super().supernode_command(i, **changes)
             if plain or find_spec(NEW) is None:
@@ -124,9 +131,7 @@ def ended(deployment: Any, run: Any, text: str) -> bool:
 
 def cpu_of(mark: str) -> float:
     """CPU seconds of all processes with this mark, and of all that they waited for."""
-    import flower_deployment as flower
-
-    wanted, rows = set(flower.marked(mark)), {}
+    wanted, rows = set(import_module("flower_deployment").marked(mark)), {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, IndexError):
             fields = (entry / "stat").read_text().rpartition(")")[2].split()

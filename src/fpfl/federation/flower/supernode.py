@@ -28,6 +28,7 @@ import threading
 import types
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 POLL, POLL_VARIABLE = 0.5, "FPFL_NODE_POLL"
 TASKS, TASKS_VARIABLE = "0.1", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
@@ -111,8 +112,9 @@ def _fork_on_demand(door: socket.socket, owner: int) -> None:
     import fpfl.federation.flower.client  # noqa: F401
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    awaited: list[Any] = [door, owner]
     while True:
-        ready, _, _ = select([door, owner], [], [], 5.0)
+        ready = select(awaited, [], [], 5.0)[0]
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass

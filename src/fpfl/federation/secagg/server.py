@@ -467,7 +467,7 @@ class Aggregation(Exchange):
         Those whose vectors are in the sum, sorted; empty before "mask" is closed.
     """
 
-    def __init__(self, deal: Deal, place: int, said: Message, there: Container[str] | None = None):
+    def __init__(self, deal: Deal, place: int, said: Request, there: Container[str] | None = None):
         members = deal.members
         roster = Roster(deal.dealing.threshold, deal.circles)
         present = members if there is None else frozenset(one for one in members if one in there)
