@@ -44,6 +44,9 @@ log = logging.getLogger("fpfl.federation")
 
 Loader = Callable[[], FederatedDataset]
 
+ROWS_BYTES = 2**24
+"""Bytes of users' vectors, in double precision, that are written down at a time; one at least."""
+
 
 class Chance(Protocol):
     """Where a node's randomness comes from."""
@@ -204,10 +207,13 @@ class Contribution:
         agreement = self.agreement
         rules, encoding = agreement.at(level)
         total = np.zeros(agreement.encoding.size, dtype=np.int64)
+        at_once = max(1, ROWS_BYTES // (8 * encoding.size))
         for rows in engine.statistics(w, users, key, weights=weights):
-            clipped = clip(DenseRows(rows.dense(), agreement.layout.slices), rules)
-            whole = encoding.encoded(clipped, round, self.chance.uniform)
-            total += whole.sum(dim=0).numpy()
+            for begin in range(0, len(rows), at_once):
+                some = rows.some(begin, begin + at_once)
+                clipped = clip(DenseRows(some.dense(), agreement.layout.slices), rules)
+                for whole in encoding.each(clipped, round, self.chance.uniform):
+                    total += whole.numpy()
         return total
 
 
