@@ -17,6 +17,7 @@ it is over for all.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import time
@@ -46,6 +47,9 @@ Loader = Callable[[], FederatedDataset]
 
 ROWS_BYTES = 2**24
 """Bytes of users' vectors, in double precision, that are written down at a time; one at least."""
+
+ROUNDED = 2.0**-20
+"""How far below the agreed least weight one may be by rounding."""
 
 
 class Chance(Protocol):
@@ -250,19 +254,36 @@ def broadcast(
 
 
 def received(said: dict[str, object], agreement: Agreement) -> tuple[Tensor, Weights | None]:
-    """The model and the weights of a broadcast; what is not of the agreed shape is refused."""
+    """The model and the weights of a broadcast; what was not agreed on is refused."""
     layout = agreement.layout
     like = agreement.spec.flat.vector()
     w = _tensor(said, "w", (layout.parameters,), like)
     if "groups" not in said:
         return w, None
     rates, groups = len(layout.rates), len(layout.groups)
-    low, high = (float(said[name]) for name in ("low", "high"))  # type: ignore[arg-type]
     return w, Weights(
         _tensor(said, "groups", (rates, groups), like),
         _tensor(said, "overall", (rates,), like),
-        low,
-        high,
+        *_range(said, agreement),
+    )
+
+
+def _range(said: Mapping[str, object], agreement: Agreement) -> tuple[float, float]:
+    """The range of samples' weights; one that reaches beyond the agreed method's is refused."""
+    method = agreement.spec.method
+    least, most = getattr(method, "low", 0.0), getattr(method, "high", math.inf)
+    low, high = said.get("low"), said.get("high")
+    # Weights are computed in single precision: the least may be a rounding below the agreed one.
+    if (
+        isinstance(low, float)
+        and isinstance(high, float)
+        and max(0.0, least - ROUNDED) <= low <= 1.0 <= high <= most
+        and math.isfinite(high)
+    ):
+        return low, high
+    raise ValueError(
+        f"the range of samples' weights is [{low!r}, {high!r}]; it must contain 1 and lie within "
+        f"[{least:g}, {most:g}], which was agreed on"
     )
 
 
@@ -279,13 +300,18 @@ def received_level(said: Mapping[str, object], agreement: Agreement) -> int | No
 
 
 def _bytes(numbers: Tensor) -> bytes:
-    return bytes(numbers.detach().cpu().double().numpy().astype("<f8").tobytes())
+    """Numbers as they are: 4 bytes each in single precision or less, else 8."""
+    numbers = numbers.detach().cpu()
+    if numbers.dtype == torch.float64:
+        return numbers.numpy().astype("<f8").tobytes()
+    return numbers.float().numpy().astype("<f4").tobytes()
 
 
 def _tensor(said: dict[str, object], name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
     data = said.get(name)
     count = int(np.prod(shape))
-    if not isinstance(data, bytes) or len(data) != 8 * count:
-        raise ValueError(f"{name!r} must be {count} numbers of 8 bytes")
-    numbers = np.frombuffer(data, dtype="<f8").reshape(shape)
+    kinds = {4 * count: "<f4", 8 * count: "<f8"}
+    if not isinstance(data, bytes) or len(data) not in kinds:
+        raise ValueError(f"{name!r} must be {count} numbers of 4 or 8 bytes")
+    numbers = np.frombuffer(data, dtype=kinds[len(data)]).reshape(shape)
     return torch.from_numpy(numbers.copy()).to(like.dtype)

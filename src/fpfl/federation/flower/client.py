@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fpfl.federation.flower import RECORD, TOKEN
+from fpfl.federation.flower import COMMON, RECORD, TOKEN
 from fpfl.federation.flower.logs import show
 from fpfl.federation.node import answered
 from fpfl.federation.project import IDENTITY
@@ -47,7 +47,8 @@ def client_app(agreement: str, load: str) -> ClientApp:
     @app.query()  # type: ignore[untyped-decorator]
     def answer(message: Message, context: Context) -> Message:
         show()
-        request = dict(message.content.config_records[RECORD])
+        records = message.content.config_records
+        request = {**records.get(COMMON, {}), **records[RECORD]}
         token = request.pop(TOKEN, b"")
         said: Mapping[str, Any]
         try:
