@@ -4,7 +4,7 @@ What Flower says about a reply (who sent it, and in answer to what) is copied fr
 uploaded, and a registered node could make it up. So every request has a random token that its node
 alone is sent: a reply is told by it, and with it the message's id cannot be guessed.
 
-What all nodes are sent alike is a record of its own. Flower keeps records by a hash of what is in
+The long fields that all nodes are sent alike, the model, are a record of their own. Flower keeps records by a hash of what is in
 them: whatever the number of nodes, the SuperLink has one model in its memory, and is sent one.
 
 What it is told when a run is started (``flwr run --run-config``, or the project's file):
@@ -42,6 +42,9 @@ LONGEST = 200
 """So much of what a node says goes into the log."""
 
 TOKEN_BYTES = 16
+
+LONG = 2**10
+"""From so many bytes on, what all nodes are sent alike is in a record of its own."""
 
 
 @dataclass(frozen=True)
@@ -118,21 +121,19 @@ class FlowerCourier:
                 time.sleep(REPLIES_POLL + len(waiting) / 1000)
 
 
-def _common(requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What all of several requests say alike."""
+def _common(requests: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
+    """The long fields that all of several requests have alike."""
     if not requests:
         return {}
     first, *others = requests
+    # A model is the very same object mostly, which Python sees before it reads it through.
     return {
         name: value
         for name, value in first.items()
-        if all(_same(value, other.get(name)) for other in others)
+        if isinstance(value, bytes)
+        and len(value) >= LONG
+        and all(other.get(name) == value for other in others)
     }
-
-
-def _same(one: object, other: object) -> bool:
-    # A model is the very same object mostly, and not read through for every node.
-    return one is other or (type(one) is type(other) and one == other)
 
 
 def _own(request: Mapping[str, Any], alike: Mapping[str, Any], token: bytes) -> dict[str, Any]:
