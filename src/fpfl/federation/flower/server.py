@@ -4,8 +4,9 @@ What Flower says about a reply (who sent it, and in answer to what) is copied fr
 uploaded, and a registered node could make it up. So every request has a random token that its node
 alone is sent: a reply is told by it, and with it the message's id cannot be guessed.
 
-The long fields that all nodes are sent alike, the model, are a record of their own. Flower keeps records by a hash of what is in
-them: whatever the number of nodes, the SuperLink has one model in its memory, and is sent one.
+The long fields that all nodes are sent alike, the model, are a record of their own. Flower keeps
+records by a hash of what is in them: whatever the number of nodes, the SuperLink has one model in
+its memory, and is sent one.
 
 What it is told when a run is started (``flwr run --run-config``, or the project's file):
 
