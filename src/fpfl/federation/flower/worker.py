@@ -28,7 +28,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -243,7 +243,7 @@ def _check_peer(connection: socket.socket) -> None:
 
 
 @contextlib.contextmanager
-def _short(path: Path) -> Any:
+def _short(path: Path) -> Iterator[str]:
     """A name of a socket that is short enough: systems take a hundred bytes or so."""
     if len(os.fsencode(path)) <= _SHORT or not Path("/proc/self/fd").is_dir():
         yield str(path)
@@ -323,21 +323,30 @@ def serve(node: Node, key: str, watch: int, idle: float = IDLE) -> None:
     lock = os.open(place.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         flock(lock, place.lock, "LOCK_EX", "LOCK_NB")
+        with _door(place) as door:
+            _answer_all(node, door, watch, idle)
     except BusyError:
         return  # there is one already
+    finally:
+        os.close(lock)
+
+
+@contextlib.contextmanager
+def _door(place: Place) -> Iterator[socket.socket]:
+    """The socket, as long as the block lasts; one that was left behind is removed."""
     place.socket.unlink(missing_ok=True)
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)
-    try:
-        with _short(place.socket) as path:
-            door.bind(path)
-    finally:
-        os.umask(before)
-    door.listen(8)
-    try:
-        _answer_all(node, door, watch, idle)
-    finally:
-        place.socket.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+        before = os.umask(0o177)
+        try:
+            with _short(place.socket) as path:
+                door.bind(path)
+        finally:
+            os.umask(before)
+        door.listen(8)
+        try:
+            yield door
+        finally:
+            place.socket.unlink(missing_ok=True)
 
 
 def _answer_all(node: Node, door: socket.socket, watch: int, idle: float) -> None:
