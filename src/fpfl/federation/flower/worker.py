@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 from fpfl.federation.encoding import decode, encode
 from fpfl.federation.flower.logs import show
 from fpfl.federation.states import States, UnsafeFolderError, private_folder
-from fpfl.store.files import BusyError, flock
+from fpfl.store.files import BusyError, flock, flock_within
 
 if TYPE_CHECKING:
     from fpfl.data.federated import FederatedDataset
@@ -50,6 +50,8 @@ IDLE = 1800.0
 """Seconds without a message after which a worker ends."""
 START = 120.0
 """Seconds until a worker that was started has to be there."""
+ENDING = 2.0
+"""Seconds that one which was killed may take to be gone."""
 WATCH = 1.0
 """Seconds between two looks at whether its SuperNode is there."""
 LONGEST = 2**32
@@ -201,7 +203,25 @@ def handed_over(node: Node, run: str, request: Mapping[str, Any], watch: int) ->
                 log.warning(
                     "the worker of this node is gone, in the middle of a message: %s", error
                 )
+        _wait_for_end(place)
     raise WorkerError("a worker was lost twice over one message")
+
+
+def _wait_for_end(place: Place) -> None:
+    """Until one that is being killed has let go of what it held: its door still opens till then."""
+    end = time.monotonic() + ENDING
+    lock = os.open(place.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        with contextlib.suppress(BusyError):
+            flock_within(lock, place.lock, "LOCK_EX", ENDING)
+    finally:
+        os.close(lock)
+    while time.monotonic() < end:
+        with contextlib.suppress(ConnectionError):
+            if (connection := connected(place)) is None:
+                return
+            connection.close()
+        time.sleep(0.02)
 
 
 def connected(place: Place) -> socket.socket | None:
