@@ -1,0 +1,119 @@
+"""NVFlare's ``Executor``: one task in, one answer out.
+
+A job names functions of the project; who the node is stands at its site alone, in its NVFlare
+workspace, under the name that NVFlare knows the client by:
+
+local/fpfl/NAME/identity            the file that the authority made for this node
+local/fpfl/NAME/node.toml           for the project's own loader, which gets all of it
+local/fpfl/NAME/identity.state      what is kept between two tasks; written here
+local/fpfl/NAME/identity.sessions   the sessions in which a vector was masked; written here
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+
+from fpfl.federation.answering import made_contribution, once
+from fpfl.federation.node import answered
+from fpfl.federation.nvflare import PLACE, RECORD, TOKEN
+from fpfl.federation.project import IDENTITY
+from fpfl.federation.secagg import Identity, Message, Refused
+from fpfl.store.files import held, write_whole
+
+log = logging.getLogger("fpfl.federation")
+
+PATIENCE = 5.0
+"""Seconds that a second job at this site waits for the first one's answer."""
+
+
+class FederationExecutor(Executor):
+    """Answers the server's requests.
+
+    Parameters
+    ----------
+    agreement
+        ``"module:function"`` that makes the `fpfl.federation.Agreement`.
+    load
+        ``"module:function"`` from what the site tells its node to the node's users.
+    """
+
+    def __init__(self, agreement: str, load: str) -> None:
+        super().__init__()
+        self.agreement, self.load = agreement, load
+
+    def execute(
+        self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
+    ) -> Shareable:
+        """See NVFlare; a task that is refused, or fails, has an answer that says so."""
+        request = dict(shareable.get(RECORD, {}))
+        token = request.pop(TOKEN, b"")
+        said: Mapping[str, Any]
+        try:
+            said = self._said(request, _place(fl_ctx))
+        except Refused as error:
+            log.warning("refused: %s", error)
+            said = {"refused": str(error)}
+        except Exception:
+            # Its text may be about data: it stays here.
+            log.exception("this node cannot answer")
+            said = {"refused": "it cannot answer; its own log says why"}
+        reply = Shareable()
+        reply[RECORD] = {**said, TOKEN: token}
+        return reply
+
+    def _said(self, request: Mapping[str, Any], place: Path) -> Message:
+        path = place / IDENTITY
+        identity = Identity.from_bytes(path.read_bytes())
+        kept = path.with_name(f"{IDENTITY}.state")
+        with _alone(path):
+            if request.get("step") == "mask":
+                once(path, identity, request)
+            state = kept.read_bytes() if kept.exists() else b""
+            state, said = answered(
+                request,
+                state,
+                identity,
+                lambda: made_contribution(self.agreement, self.load, _told(place)),
+            )
+            # On the disk before the answer leaves: a node that is started anew goes on from here.
+            write_whole(kept, state, mode=0o600)
+        return said
+
+
+def _place(fl_ctx: FLContext) -> Path:
+    """The folder of the node's own files."""
+    name = fl_ctx.get_identity_name()
+    place = Path(fl_ctx.get_engine().get_workspace().get_root_dir()) / PLACE / name
+    if not (place / IDENTITY).is_file():
+        raise ValueError(
+            f"this node was not told who it is: {place / IDENTITY} is not there; put the file there "
+            "that fpfl federation keys made for it"
+        )
+    return place
+
+
+def _told(place: Path) -> dict[str, Any]:
+    path = place / "node.toml"
+    return tomllib.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """One answer at a time, whatever else runs at this site in the node's name."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        with held(descriptor, path, "LOCK_EX", PATIENCE):
+            yield
+    finally:
+        os.close(descriptor)
