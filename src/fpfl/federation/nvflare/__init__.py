@@ -4,4 +4,4 @@ TASK, RECORD, TOKEN = "fpfl", "fpfl", "token"
 """The name of all tasks; where a message is in a task; and what a reply is told apart by."""
 
 PLACE = "local/fpfl"
-"""Where a site's own files are in its NVFlare workspace: nothing that a job sends is written here."""
+"""Where a site's own files are in its NVFlare workspace; no job writes there."""

@@ -97,8 +97,8 @@ def _place(fl_ctx: FLContext) -> Path:
     place = Path(fl_ctx.get_engine().get_workspace().get_root_dir()) / PLACE / name
     if not (place / IDENTITY).is_file():
         raise ValueError(
-            f"this node was not told who it is: {place / IDENTITY} is not there; put the file there "
-            "that fpfl federation keys made for it"
+            f"this node was not told who it is: {place / IDENTITY} is not there; put "
+            "the file there that fpfl federation keys made for it"
         )
     return place
 
