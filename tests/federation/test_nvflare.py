@@ -1,0 +1,289 @@
+"""The same server and nodes by NVFlare's tasks: in one process, and in NVFlare's simulator."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import federated
+import pytest
+import torch
+
+pytest.importorskip("nvflare", reason="NVFlare is not installed: pip install 'fpfl[nvflare]'")
+
+import nvflare_task
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.signal import Signal
+from safetensors.torch import load_file
+
+from fpfl.federation.nvflare import PLACE, RECORD, TASK
+from fpfl.federation.nvflare.controller import FederationController
+from fpfl.federation.nvflare.executor import FederationExecutor
+from fpfl.federation.nvflare.job import ALLOWED, write_job
+from fpfl.federation.project import AUTHORITY, IDENTITY, make_keys
+
+pytestmark = pytest.mark.filterwarnings("ignore::fpfl.FpflWarning")
+
+NODES = 4
+NAMES = [f"node-{i + 1}" for i in range(NODES)]
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("federation") / "keys"
+    make_keys(folder, NODES)
+    return folder
+
+
+def put(local: Path, keys: Path, names: list[str], **more: Any) -> None:
+    """What the sites' people put into their workspaces, and what the server's do."""
+    local.mkdir(parents=True)
+    parts = federated.parts(nvflare_task.agreement())
+    for name in names:
+        i = NAMES.index(name)
+        place = local / name
+        place.mkdir(parents=True)
+        shutil.copy(keys / name / IDENTITY, place / IDENTITY)
+        told = {"partition-id": i, "first-user": int(parts[i][0])}
+        told |= more if i == NODES - 1 else {}
+        lines = [f"{key} = {json.dumps(value)}" for key, value in told.items()]
+        (place / "node.toml").write_text("\n".join(lines) + "\n")
+    shutil.copy(keys / AUTHORITY, local / AUTHORITY)
+
+
+def context(root: Path, name: str = "", engine: Any = None) -> Any:
+    """As much of NVFlare's context as the adapter uses."""
+    workspace = SimpleNamespace(get_root_dir=lambda: str(root))
+    engine = engine or SimpleNamespace(get_workspace=lambda: workspace)
+    engine.get_workspace = lambda: workspace
+    return SimpleNamespace(get_engine=lambda: engine, get_identity_name=lambda: name)
+
+
+Change = Callable[[str, str, Shareable], "Shareable | None"]
+
+
+class Federation:
+    """A server and its clients in this process. ``change`` may change or drop what comes back."""
+
+    def __init__(self, root: Path, keys: Path, change: Change | None = None, **more: Any) -> None:
+        self.root, self.change = root, change
+        self.seen: list[tuple[str, str, Any]] = []
+        for name in NAMES:
+            put(root / name / PLACE, keys, [name], **more)
+        put(root / "server" / PLACE, keys, [])
+        self.executor = FederationExecutor("nvflare_task:agreement", "nvflare_task:load")
+        self.panic = ""
+        self.cancelled: list[Any] = []
+
+    def task(self, name: str, task: Any) -> None:
+        """A client fetches a task, and its answer arrives or does not."""
+        step = str(task.data[RECORD]["step"])
+        site = context(self.root / name, name)
+        reply: Shareable | None = self.executor.execute(TASK, task.data, site, Signal())
+        assert reply is not None
+        self.seen.append((step, name, dict(reply[RECORD])))
+        if self.change is not None:
+            reply = self.change(step, name, reply)
+        if reply is not None:
+            client = SimpleNamespace(result=reply)
+            task.result_received_cb(client_task=client, fl_ctx=None)
+            task.task_done_cb(task=task, fl_ctx=None)
+
+    def run(self, **server: Any) -> Path:
+        """The controller's run; the folder that it wrote."""
+        given = {"agreement": "nvflare_task:agreement", "folder": "run"} | server
+        controller = FederationController(**given)
+        controller.broadcast = lambda task, fl_ctx, targets, min_responses: self.task(
+            targets[0], task
+        )
+        controller.get_client_disconnect_time = lambda name: None
+        controller.cancel_task = self.cancelled.append
+        controller.system_panic = lambda reason, fl_ctx: setattr(self, "panic", reason)
+        clients = [SimpleNamespace(name=name) for name in reversed(NAMES)]
+        engine = SimpleNamespace(get_clients=lambda: clients)
+        controller.control_flow(Signal(), context(self.root / "server", engine=engine))
+        return self.root / "server" / "run"
+
+
+def trained(folder: Path) -> torch.Tensor:
+    model = nvflare_task.agreement().model()
+    model.load_state_dict(load_file(folder / "model.safetensors"))
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def check_simulated(folder: Path) -> None:
+    """The model is that of the simulation, but for the rounding of sums."""
+    agreed = nvflare_task.agreement()
+    wanted = federated.parameters(federated.simulated(agreed, federated.people(60)))
+    moved = float((wanted - agreed.spec.flat.vector()).norm())
+    assert float((trained(folder) - wanted).norm()) <= 1e-4 * moved
+
+
+def test_a_run_by_tasks_is_the_simulation(tmp_path, keys):
+    federation = Federation(tmp_path, keys)
+    folder = federation.run()
+    assert federation.panic == ""
+    check_simulated(folder)
+    state = tmp_path / "node-1" / PLACE / "node-1" / "identity.state"
+    assert stat.S_IMODE(state.stat().st_mode) == 0o600
+
+
+def test_the_state_is_on_the_disk_before_an_answer_leaves(tmp_path, keys):
+    """Each task is answered by a process of its own: nothing is kept in memory."""
+    federation = Federation(tmp_path, keys)
+    place = tmp_path / "node-2" / PLACE / "node-2" / "identity.state"
+    kept = []
+
+    def change(step: str, name: str, reply: Shareable) -> Shareable:
+        if name == "node-2":
+            kept.append(place.read_bytes())
+        federation.executor = FederationExecutor("nvflare_task:agreement", "nvflare_task:load")
+        return reply
+
+    federation.change = change
+    check_simulated(federation.run())
+    assert len(set(kept)) > 2
+
+
+@pytest.mark.parametrize("how", ["silent", "failed", "forged", "refused"])
+def test_a_node_that_drops_out_is_done_without(how, tmp_path, keys, caplog, monkeypatch):
+    def change(step: str, name: str, reply: Shareable) -> Shareable | None:
+        if name != "node-4" or step != "mask":
+            return reply
+        if how == "silent":
+            return None
+        if how == "failed":
+            return make_reply(ReturnCode.EXECUTION_EXCEPTION)
+        if how == "forged":
+            reply[RECORD]["token"] = b"another one's"
+        else:
+            reply[RECORD] = {"refused": "no\nround 9 of 9", "token": reply[RECORD]["token"]}
+        return reply
+
+    agreed = nvflare_task.agreement
+    short = 1.0 if how == "silent" else 60.0
+    monkeypatch.setattr(
+        nvflare_task,
+        "agreement",
+        lambda: federated.agreement(60, 4, rounds=1, test_seed=5, timeout=short, attempts=1),
+    )
+    federation = Federation(tmp_path, keys, change)
+    with caplog.at_level(logging.INFO):
+        federation.run()
+    assert federation.panic == ""
+    assert "round 1: the sum of 3 nodes" in caplog.text
+    assert "\nround 9 of 9" not in caplog.text
+    assert len(federation.cancelled) == (how == "silent")
+    assert agreed().nodes == NODES
+
+
+def test_a_vector_is_masked_once_in_a_session(tmp_path, keys, caplog):
+    """The same task again, to a node that was started anew with the state of before."""
+    federation = Federation(tmp_path, keys)
+    place = tmp_path / "node-1" / PLACE / "node-1"
+    site = context(tmp_path / "node-1", "node-1")
+    again: list[Any] = []
+    real = federation.task
+
+    def task(name: str, task: Any) -> None:
+        if name == "node-1" and task.data[RECORD]["step"] == "mask":
+            before = (place / "identity.state").read_bytes()
+            copy = Shareable()
+            copy[RECORD] = dict(task.data[RECORD])
+            real(name, task)
+            (place / "identity.state").write_bytes(before)
+            again.append(federation.executor.execute(TASK, copy, site, Signal())[RECORD])
+        else:
+            real(name, task)
+
+    federation.task = task  # type: ignore[method-assign]
+    with caplog.at_level(logging.WARNING):
+        federation.run()
+    assert again
+    assert all("vector" not in said for said in again)
+    assert "masked in this session before" in again[0]["refused"]
+
+
+def test_what_fails_on_a_node_stays_there(tmp_path, keys, caplog, monkeypatch):
+    def broken(node: Any) -> None:
+        raise ValueError(f"patient 17 of node {node['partition-id']} has no date of birth")
+
+    monkeypatch.setattr(nvflare_task, "load", broken)
+    federation = Federation(tmp_path, keys)
+    with caplog.at_level(logging.INFO):
+        federation.run()
+    assert "FederationError" in federation.panic or federation.panic == ""
+    assert "patient 17" in caplog.text
+    assert "patient 17" not in repr([said for _, _, said in federation.seen])
+
+
+def test_a_node_that_was_not_told_who_it_is_says_so_at_its_site(tmp_path, keys, caplog):
+    federation = Federation(tmp_path, keys)
+    for name in NAMES:
+        (tmp_path / name / PLACE / name / IDENTITY).unlink()
+    with caplog.at_level(logging.WARNING):
+        federation.run()
+    assert "was not told who it is" in caplog.text
+    assert "its own log says why" in federation.seen[0][2]["refused"]
+    assert "FederationError" in federation.panic
+
+
+def test_a_job_has_no_code_in_it(tmp_path):
+    job = write_job(
+        tmp_path / "job", "test", agreement="a.task:agreement", load="a.task:load",
+        run="/srv/run", nodes=4, ledger="/srv/ledger.jsonl",
+    )  # fmt: skip
+    files = {path.suffix for path in job.rglob("*") if path.is_file()}
+    assert files == {".json"}
+    server = json.loads((job / "app" / "config" / "config_fed_server.json").read_text())
+    assert server["workflows"][0]["args"]["ledger"] == "/srv/ledger.jsonl"
+    with pytest.raises(ValueError, match="not empty"):
+        write_job(job, "test", agreement="a:b", load="a:b", run="run", nodes=4)
+
+
+# --- NVFlare's own simulator: a process for the server, one for each client ----------------------
+
+
+def simulator(root: Path, keys: Path, **more: Any) -> tuple[Path, str]:
+    """A job in the simulator; where the run was written, and what all processes said."""
+    local = root / "ws" / "local"
+    put(local / "fpfl", keys, NAMES, **more)
+    policy = {"format_version": 2, "class_allow_list": ALLOWED}
+    (local / "resources.json").write_text(json.dumps(policy))
+    run = root / "run"
+    write_job(
+        root / "job", "test", agreement="nvflare_task:agreement", load="nvflare_task:load",
+        run=str(run), nodes=NODES,
+    )  # fmt: skip
+    source = Path(__file__).parents[2] / "src"
+    here = [source, Path(__file__).parent, Path(__file__).parents[1]]
+    path = os.pathsep.join([*map(str, here), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-m", "nvflare.cli", "simulator", str(root / "job"), "-w",
+         str(root / "ws"), "-c", ",".join(NAMES), "-t", str(NODES)],
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    return run, done.stdout
+
+
+def test_the_simulator_s_model_is_ours(tmp_path, keys):
+    folder, log = simulator(tmp_path, keys)
+    assert "round 2: the sum of 4 nodes" in log, log
+    check_simulated(folder)
+
+
+def test_a_client_that_dies_in_the_simulator_is_done_without(tmp_path, keys):
+    """Its process ends in the middle of a contribution."""
+    _, log = simulator(tmp_path, keys, dies=True)
+    assert "the sum of 3 nodes" in log, log
