@@ -9,6 +9,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +31,7 @@ from fpfl.federation.nvflare import PLACE, RECORD, TASK
 from fpfl.federation.nvflare.controller import FederationController
 from fpfl.federation.nvflare.executor import FederationExecutor
 from fpfl.federation.nvflare.job import ALLOWED, write_job
+from fpfl.federation.nvflare.site import prepare_server, prepare_site
 from fpfl.federation.project import AUTHORITY, IDENTITY, make_keys
 
 pytestmark = pytest.mark.filterwarnings("ignore::fpfl.FpflWarning")
@@ -222,9 +224,12 @@ def test_what_fails_on_a_node_stays_there(tmp_path, keys, caplog, monkeypatch):
     federation = Federation(tmp_path, keys)
     with caplog.at_level(logging.INFO):
         federation.run()
-    assert "FederationError" in federation.panic or federation.panic == ""
-    assert "patient 17" in caplog.text
+    # NVFlare may send its logs to the server.
+    assert "patient 17" not in caplog.text
     assert "patient 17" not in repr([said for _, _, said in federation.seen])
+    log = tmp_path / "node-1" / PLACE / "node-1" / "node.log"
+    assert "patient 17 of node 0" in log.read_text()
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
 
 
 def test_a_node_that_was_not_told_who_it_is_says_so_at_its_site(tmp_path, keys, caplog):
@@ -233,7 +238,8 @@ def test_a_node_that_was_not_told_who_it_is_says_so_at_its_site(tmp_path, keys, 
         (tmp_path / name / PLACE / name / IDENTITY).unlink()
     with caplog.at_level(logging.WARNING):
         federation.run()
-    assert "was not told who it is" in caplog.text
+    log = tmp_path / "node-1" / PLACE / "node-1" / "node.log"
+    assert "was not told who it is" in log.read_text()
     assert "its own log says why" in federation.seen[0][2]["refused"]
     assert "FederationError" in federation.panic
 
@@ -287,3 +293,41 @@ def test_a_client_that_dies_in_the_simulator_is_done_without(tmp_path, keys):
     """Its process ends in the middle of a contribution."""
     _, log = simulator(tmp_path, keys, dies=True)
     assert "the sum of 3 nodes" in log, log
+
+
+# --- what a site's people put into its workspace --------------------------------------------------
+
+
+def made_workspace(root: Path) -> Path:
+    """As much of what NVFlare's provisioning makes as is read here."""
+    local = root / "local"
+    local.mkdir(parents=True)
+    resources = {"format_version": 2, "class_allow_list": ["nvflare."], "allow_log_streaming": True}
+    roles = {"project_admin": "any", "lead": {"byoc": "any", "submit_job": "any"}}
+    (local / "resources.json.default").write_text(json.dumps(resources))
+    rights = {"format_version": "1.0", "permissions": roles}
+    (local / "authorization.json.default").write_text(json.dumps(rights))
+    return root
+
+
+def test_a_site_takes_no_code_and_keeps_its_logs(tmp_path, keys):
+    workspace = made_workspace(tmp_path / "node-1")
+    told = {"partition-id": 0, "path": 'C:\\data "mine"\n', "weight": 0.5, "fast": True}
+    place = prepare_site(workspace, keys / "node-1" / IDENTITY, "node-1", told)
+    assert tomllib.loads((place / "node.toml").read_text()) == told
+    assert stat.S_IMODE((place / IDENTITY).stat().st_mode) == 0o600
+    resources = json.loads((workspace / "local" / "resources.json").read_text())
+    assert resources["class_allow_list"] == ["fpfl.federation.nvflare."]
+    assert resources["allow_log_streaming"] is False
+    rights = json.loads((workspace / "local" / "authorization.json").read_text())["permissions"]
+    for role in ("project_admin", "lead"):
+        assert rights[role]["byoc"] == rights[role]["shell_commands"] == "none"
+        assert rights[role]["submit_job"] == "any"
+
+
+def test_a_server_is_told_whose_nodes_count(tmp_path, keys):
+    workspace = made_workspace(tmp_path / "server")
+    place = prepare_server(workspace, keys / AUTHORITY)
+    assert (place / AUTHORITY).read_bytes() == (keys / AUTHORITY).read_bytes()
+    with pytest.raises(ValueError, match="nvflare provision"):
+        prepare_server(tmp_path, keys / AUTHORITY)

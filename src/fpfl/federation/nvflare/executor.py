@@ -7,6 +7,7 @@ local/fpfl/NAME/identity            the file that the authority made for this no
 local/fpfl/NAME/node.toml           for the project's own loader, which gets all of it
 local/fpfl/NAME/identity.state      what is kept between two tasks; written here
 local/fpfl/NAME/identity.sessions   the sessions in which a vector was masked; written here
+local/fpfl/NAME/node.log            what was refused or failed, and why; written here
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from fpfl.store.files import held, write_whole
 
 log = logging.getLogger("fpfl.federation")
 
+LOG = "node.log"
+
 PATIENCE = 5.0
 """Seconds that a second job at this site waits for the first one's answer."""
 
@@ -58,22 +61,30 @@ class FederationExecutor(Executor):
         """See NVFlare; a task that is refused, or fails, has an answer that says so."""
         request = dict(shareable.get(RECORD, {}))
         token = request.pop(TOKEN, b"")
-        said: Mapping[str, Any]
-        try:
-            said = self._said(request, _place(fl_ctx))
-        except Refused as error:
-            log.warning("refused: %s", error)
-            said = {"refused": str(error)}
-        except Exception:
-            # Its text may be about data: it stays here.
-            log.exception("this node cannot answer")
-            said = {"refused": "it cannot answer; its own log says why"}
+        place = _place(fl_ctx)
+        with _kept_here(place / LOG):
+            said = self._answered(request, place)
         reply = Shareable()
         reply[RECORD] = {**said, TOKEN: token}
         return reply
 
+    def _answered(self, request: Mapping[str, Any], place: Path) -> Mapping[str, Any]:
+        try:
+            return self._said(request, place)
+        except Refused as error:
+            log.warning("refused: %s", error)
+            return {"refused": str(error)}
+        except Exception:
+            log.exception("this node cannot answer")
+            return {"refused": "it cannot answer; its own log says why"}
+
     def _said(self, request: Mapping[str, Any], place: Path) -> Message:
         path = place / IDENTITY
+        if not path.is_file():
+            raise ValueError(
+                f"this node was not told who it is: {path} is not there; put the file there that "
+                "fpfl federation keys made for it"
+            )
         identity = Identity.from_bytes(path.read_bytes())
         kept = path.with_name(f"{IDENTITY}.state")
         with _alone(path):
@@ -93,14 +104,30 @@ class FederationExecutor(Executor):
 
 def _place(fl_ctx: FLContext) -> Path:
     """The folder of the node's own files."""
-    name = fl_ctx.get_identity_name()
-    place = Path(fl_ctx.get_engine().get_workspace().get_root_dir()) / PLACE / name
-    if not (place / IDENTITY).is_file():
-        raise ValueError(
-            f"this node was not told who it is: {place / IDENTITY} is not there; put "
-            "the file there that fpfl federation keys made for it"
-        )
-    return place
+    root = Path(fl_ctx.get_engine().get_workspace().get_root_dir())
+    return root / PLACE / str(fl_ctx.get_identity_name())
+
+
+@contextmanager
+def _kept_here(path: Path) -> Iterator[None]:
+    """Write our own lines into a file at the site, and nowhere else.
+
+    They may be about data, and NVFlare sends a site's error log to the server unless it was told
+    not to.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+    with os.fdopen(os.open(path, flags, 0o600), "a", encoding="utf-8") as file:
+        handler = logging.StreamHandler(file)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        before = log.propagate
+        log.addHandler(handler)
+        log.propagate = False
+        try:
+            yield
+        finally:
+            log.propagate = before
+            log.removeHandler(handler)
 
 
 def _told(place: Path) -> dict[str, Any]:
