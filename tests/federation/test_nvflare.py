@@ -283,12 +283,14 @@ def simulator(root: Path, keys: Path, **more: Any) -> tuple[Path, str]:
     return run, done.stdout
 
 
+@pytest.mark.release
 def test_the_simulator_s_model_is_ours(tmp_path, keys):
     folder, log = simulator(tmp_path, keys)
     assert "round 2: the sum of 4 nodes" in log, log
     check_simulated(folder)
 
 
+@pytest.mark.release
 def test_a_client_that_dies_in_the_simulator_is_done_without(tmp_path, keys):
     """Its process ends in the middle of a contribution."""
     _, log = simulator(tmp_path, keys, dies=True)

@@ -44,8 +44,7 @@ def prepare_site(
     place = workspace / PLACE / name
     place.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_whole(place / IDENTITY, identity.read_bytes(), mode=0o600)
-    # JSON's strings, numbers and truth values are TOML's.
-    lines = [f"{json.dumps(key)} = {json.dumps(value)}\n" for key, value in told.items()]
+    lines = [f"{_toml(key)} = {_toml(value)}\n" for key, value in told.items()]
     write_whole(place / "node.toml", "".join(lines).encode())
     return place
 
@@ -85,6 +84,11 @@ def restrict(workspace: Path) -> None:
         each = dict.fromkeys(sorted(named), given) if isinstance(given, str) else dict(given)
         roles[role] = each | dict.fromkeys(_CLOSED, "none")
     _write(local, _RIGHTS, rights)
+
+
+def _toml(value: str | int | float | bool) -> str:
+    """JSON's strings, numbers and truth values are TOML's."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _read(local: Path, name: str) -> dict[str, Any]:
