@@ -26,13 +26,15 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
+from fpfl.cli import app
 from fpfl.federation.nvflare import PLACE, RECORD, TASK
 from fpfl.federation.nvflare.controller import FederationController
 from fpfl.federation.nvflare.executor import FederationExecutor
 from fpfl.federation.nvflare.job import ALLOWED, write_job
 from fpfl.federation.nvflare.site import prepare_server, prepare_site
-from fpfl.federation.project import AUTHORITY, IDENTITY, make_keys
+from fpfl.federation.project import AUTHORITY, IDENTITY, make_keys, make_project
 
 pytestmark = pytest.mark.filterwarnings("ignore::fpfl.FpflWarning")
 
@@ -101,8 +103,9 @@ class Federation:
             task.result_received_cb(client_task=client, fl_ctx=None)
             task.task_done_cb(task=task, fl_ctx=None)
 
-    def run(self, **server: Any) -> Path:
+    def run(self, signal: Signal | None = None, **server: Any) -> Path:
         """The controller's run; the folder that it wrote."""
+        signal = signal or Signal()
         given = {"agreement": "nvflare_task:agreement", "folder": "run"} | server
         controller = FederationController(**given)
         controller.broadcast = lambda task, fl_ctx, targets, min_responses: self.task(
@@ -113,7 +116,7 @@ class Federation:
         controller.system_panic = lambda reason, fl_ctx: setattr(self, "panic", reason)
         clients = [SimpleNamespace(name=name) for name in reversed(NAMES)]
         engine = SimpleNamespace(get_clients=lambda: clients)
-        controller.control_flow(Signal(), context(self.root / "server", engine=engine))
+        controller.control_flow(signal, context(self.root / "server", engine=engine))
         return self.root / "server" / "run"
 
 
@@ -187,6 +190,23 @@ def test_a_node_that_drops_out_is_done_without(how, tmp_path, keys, caplog, monk
     assert "\nround 9 of 9" not in caplog.text
     assert len(federation.cancelled) == (how == "silent")
     assert agreed().nodes == NODES
+
+
+def test_a_job_that_was_aborted_goes_on_when_it_is_submitted_again(tmp_path, keys):
+    signal = Signal()
+
+    def change(step: str, name: str, reply: Shareable) -> Shareable:
+        if len([1 for each in federation.seen if each[0] == "mask"]) > NODES:
+            signal.trigger(True)  # in the second round
+        return reply
+
+    federation = Federation(tmp_path, keys, change)
+    folder = federation.run(signal)
+    assert "the job was aborted" in federation.panic
+    federation.panic, federation.change = "", None
+    federation.run()
+    assert federation.panic == ""
+    check_simulated(folder)
 
 
 def test_a_vector_is_masked_once_in_a_session(tmp_path, keys, caplog):
@@ -325,6 +345,31 @@ def test_a_site_takes_no_code_and_keeps_its_logs(tmp_path, keys):
     for role in ("project_admin", "lead"):
         assert rights[role]["byoc"] == rights[role]["shell_commands"] == "none"
         assert rights[role]["submit_job"] == "any"
+
+
+def test_the_command_line_prepares_all_of_it(tmp_path, keys):
+    """As the page has it; the project is the one of ``fpfl federation init``."""
+    project = tmp_path / "my-federation"
+    make_project(project, keys, nodes=NODES, cohort=100, rounds=1, epsilon=1.0)
+    site, server = made_workspace(tmp_path / "a"), made_workspace(tmp_path / "b")
+    run = CliRunner().invoke
+    word = ["federation", "nvflare"]
+    given = ["--identity", str(keys / "node-1" / IDENTITY), "--tell", "partition-id=0"]
+    done = [
+        run(app, [*word, "job", str(project), str(tmp_path / "job"), "--nodes", "4"]),
+        run(app, [*word, "server", str(server), "--authority", str(keys / AUTHORITY)]),
+        run(app, [*word, "site", str(site), "--name", "hospital-a", *given]),
+    ]
+    assert [each.exit_code for each in done] == [0, 0, 0], [each.output for each in done]
+    client = json.loads(
+        (tmp_path / "job" / "app" / "config" / "config_fed_client.json").read_text()
+    )
+    named = client["executors"][0]["executor"]["args"]
+    assert named == {"agreement": "my_federation.task:agreement", "load": "my_federation.task:load"}
+    told = site / PLACE / "hospital-a" / "node.toml"
+    assert tomllib.loads(told.read_text()) == {"partition-id": 0}
+    nothing = run(app, [*word, "job", str(tmp_path / "a"), str(tmp_path / "other")])
+    assert nothing.exit_code != 0
 
 
 def test_a_server_is_told_whose_nodes_count(tmp_path, keys):
