@@ -29,12 +29,13 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from fpfl.cli import app
+from fpfl.federation.enrolment import AUTHORITY, IDENTITY, make_keys
 from fpfl.federation.nvflare import PLACE, RECORD, TASK
 from fpfl.federation.nvflare.controller import FederationController
 from fpfl.federation.nvflare.executor import FederationExecutor
 from fpfl.federation.nvflare.job import ALLOWED, write_job
 from fpfl.federation.nvflare.site import prepare_server, prepare_site
-from fpfl.federation.project import AUTHORITY, IDENTITY, make_keys, make_project
+from fpfl.federation.project import make_project
 
 pytestmark = pytest.mark.filterwarnings("ignore::fpfl.FpflWarning")
 

@@ -74,7 +74,7 @@ def site(
 @app.command()
 def server(
     workspace: Path,
-    authority: Annotated[Path, typer.Option(help="The file with the authority's public key.")],
+    authority: Annotated[Path, typer.Option(help="The file with the authority's certificate.")],
 ) -> None:
     """On the server: say whose nodes count, and take no code from jobs.
 
@@ -82,4 +82,6 @@ def server(
     """
     from fpfl.federation.nvflare.site import prepare_server
 
-    print(f"{prepare_server(workspace, authority)} has the authority's key. Restart the server.")
+    print(
+        f"{prepare_server(workspace, authority)} has the authority's certificate. Restart the server."
+    )

@@ -4,7 +4,8 @@ A job's server configuration says, all of them paths in the server's workspace u
 the root:
 
 agreement    "module:function" that makes the `fpfl.federation.Agreement`
-authority    the file with the public key of the authority that enrolled the nodes
+authority    the file with the certificate of the authority that enrolled the nodes; a list of the
+             revoked is read beside it, revoked.crl
 folder       where the run is written down; one that has begun goes on
 ledger       a population's ledger that is charged as well; empty for none
 """

@@ -4,6 +4,7 @@ A job names functions of the project; who the node is stands at its site alone, 
 workspace, under the name that NVFlare knows the client by:
 
 local/fpfl/NAME/identity            the file that the authority made for this node
+local/fpfl/NAME/revoked.crl         a list of the revoked, once there is one
 local/fpfl/NAME/node.toml           for the project's own loader, which gets all of it
 local/fpfl/NAME/identity.state      what is kept between two tasks; written here
 local/fpfl/NAME/identity.sessions   the sessions in which a vector was masked; written here
@@ -26,10 +27,10 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
 from fpfl.federation.answering import made_contribution, once
+from fpfl.federation.enrolment import IDENTITY, ending, load_identity
 from fpfl.federation.node import answered
 from fpfl.federation.nvflare import PLACE, RECORD, TOKEN
-from fpfl.federation.project import IDENTITY
-from fpfl.federation.secagg import Identity, Message, Refused
+from fpfl.federation.secagg import Message, Refused
 from fpfl.store.files import held, write_whole
 
 log = logging.getLogger("fpfl.federation")
@@ -85,7 +86,10 @@ class FederationExecutor(Executor):
                 f"this node was not told who it is: {path} is not there; put the file there that "
                 "fpfl federation keys made for it"
             )
-        identity = Identity.from_bytes(path.read_bytes())
+        identity = load_identity(path)
+        if request.get("step") == "advertise":
+            for line in ending(identity.authority, identity.credential):
+                log.warning("%s", line)
         kept = path.with_name(f"{IDENTITY}.state")
         with _alone(path):
             if request.get("step") == "mask":

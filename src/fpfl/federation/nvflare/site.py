@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fpfl.federation.enrolment import AUTHORITY, IDENTITY
 from fpfl.federation.nvflare import PLACE
 from fpfl.federation.nvflare.job import ALLOWED
-from fpfl.federation.project import AUTHORITY, IDENTITY
 from fpfl.store.files import write_whole
 
 _CLOSED = ("byoc", "shell_commands")
@@ -57,7 +57,7 @@ def prepare_server(workspace: Path, authority: Path) -> Path:
     workspace
         The server's, as ``nvflare provision`` made it.
     authority
-        The file with the authority's public key.
+        The file with the authority's certificate.
     """
     restrict(workspace)
     place = workspace / PLACE
