@@ -82,6 +82,5 @@ def server(
     """
     from fpfl.federation.nvflare.site import prepare_server
 
-    print(
-        f"{prepare_server(workspace, authority)} has the authority's certificate. Restart the server."
-    )
+    place = prepare_server(workspace, authority)
+    print(f"{place} has the authority's certificate. Restart the server.")

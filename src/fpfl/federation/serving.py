@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from fpfl.federation.answering import resolved
 from fpfl.federation.enrolment import ending, load_trust
+from fpfl.federation.flower.worker import resolved
 from fpfl.federation.rounds import Courier, federate
 from fpfl.server.loop import RoundEvent
 

@@ -1,4 +1,4 @@
-"""NVFlare's ``Executor``: one task in, one answer out.
+"""NVFlare's ``Executor``: one task in, one answer out, in a process that stays for the whole job.
 
 A job names functions of the project; who the node is stands at its site alone, in its NVFlare
 workspace, under the name that NVFlare knows the client by:
@@ -6,13 +6,13 @@ workspace, under the name that NVFlare knows the client by:
 local/fpfl/NAME/identity            the file that the authority made for this node
 local/fpfl/NAME/revoked.crl         a list of the revoked, once there is one
 local/fpfl/NAME/node.toml           for the project's own loader, which gets all of it
-local/fpfl/NAME/identity.state      what is kept between two tasks; written here
-local/fpfl/NAME/identity.sessions   the sessions in which a vector was masked; written here
+local/fpfl/NAME/identity.states     what is kept between two tasks; written here
 local/fpfl/NAME/node.log            what was refused or failed, and why; written here
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import tomllib
@@ -26,19 +26,13 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from fpfl.federation.answering import made_contribution, once
-from fpfl.federation.enrolment import IDENTITY, ending, load_identity
-from fpfl.federation.node import answered
+from fpfl.federation.enrolment import IDENTITY
+from fpfl.federation.flower.worker import Node
 from fpfl.federation.nvflare import PLACE, RECORD, TOKEN
-from fpfl.federation.secagg import Message, Refused
-from fpfl.store.files import held, write_whole
 
 log = logging.getLogger("fpfl.federation")
 
 LOG = "node.log"
-
-PATIENCE = 5.0
-"""Seconds that a second job at this site waits for the first one's answer."""
 
 
 class FederationExecutor(Executor):
@@ -55,6 +49,7 @@ class FederationExecutor(Executor):
     def __init__(self, agreement: str, load: str) -> None:
         super().__init__()
         self.agreement, self.load = agreement, load
+        self._nodes: dict[Path, Node] = {}
 
     def execute(
         self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
@@ -64,46 +59,30 @@ class FederationExecutor(Executor):
         token = request.pop(TOKEN, b"")
         place = _place(fl_ctx)
         with _kept_here(place / LOG):
-            said = self._answered(request, place)
+            said = self._answered(str(fl_ctx.get_job_id()), request, place)
         reply = Shareable()
         reply[RECORD] = {**said, TOKEN: token}
         return reply
 
-    def _answered(self, request: Mapping[str, Any], place: Path) -> Mapping[str, Any]:
+    def _answered(self, job: str, request: Mapping[str, Any], place: Path) -> Mapping[str, Any]:
         try:
-            return self._said(request, place)
-        except Refused as error:
-            log.warning("refused: %s", error)
-            return {"refused": str(error)}
+            if place not in self._nodes:
+                self._nodes[place] = self._node(place)
+            # A job's name is NVFlare's; a run's has letters and digits alone.
+            return self._nodes[place].answer(hashlib.sha256(job.encode()).hexdigest(), request)
         except Exception:
             log.exception("this node cannot answer")
             return {"refused": "it cannot answer; its own log says why"}
 
-    def _said(self, request: Mapping[str, Any], place: Path) -> Message:
-        path = place / IDENTITY
-        if not path.is_file():
+    def _node(self, place: Path) -> Node:
+        identity, told = place / IDENTITY, place / "node.toml"
+        if not identity.is_file():
             raise ValueError(
-                f"this node was not told who it is: {path} is not there; put the file there that "
-                "fpfl federation keys made for it"
+                f"this node was not told who it is: {identity} is not there; put the file there "
+                "that fpfl federation keys made for it"
             )
-        identity = load_identity(path)
-        if request.get("step") == "advertise":
-            for line in ending(identity.authority, identity.credential):
-                log.warning("%s", line)
-        kept = path.with_name(f"{IDENTITY}.state")
-        with _alone(path):
-            if request.get("step") == "mask":
-                once(path, identity, request)
-            state = kept.read_bytes() if kept.exists() else b""
-            state, said = answered(
-                request,
-                state,
-                identity,
-                lambda: made_contribution(self.agreement, self.load, _told(place)),
-            )
-            # On the disk before the answer leaves: a node that is started anew goes on from here.
-            write_whole(kept, state, mode=0o600)
-        return said
+        config = tomllib.loads(told.read_text(encoding="utf-8")) if told.is_file() else {}
+        return Node(str(identity), self.agreement, self.load, config)
 
 
 def _place(fl_ctx: FLContext) -> Path:
@@ -132,19 +111,3 @@ def _kept_here(path: Path) -> Iterator[None]:
         finally:
             log.propagate = before
             log.removeHandler(handler)
-
-
-def _told(place: Path) -> dict[str, Any]:
-    path = place / "node.toml"
-    return tomllib.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """One answer at a time, whatever else runs at this site in the node's name."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        with held(descriptor, path, "LOCK_EX", PATIENCE):
-            yield
-    finally:
-        os.close(descriptor)
