@@ -44,6 +44,9 @@ from fpfl.users.local import FederatedAveraging
 MOST_BITS = 20
 """Bits of a share of noise: enough that rounding costs nothing, and no more."""
 
+NODE_MEMORY = 2**27
+"""Bytes that the gradients of a node's users may take at a time: users beyond them wait."""
+
 CONVENTIONS = ("coins", "picked", "poisson")
 
 
@@ -343,7 +346,8 @@ class Agreement:
     def _engine(self, data: FederatedDataset) -> CohortEngine:
         w = self.spec.flat.vector()
         # Each user's vector is written down, and rounded on its own.
-        return self.spec.engine(data.to(w.device, w.dtype), private=True, factoring=False)
+        data = data.to(w.device, w.dtype)
+        return self.spec.engine(data, private=True, factoring=False, memory=NODE_MEMORY)
 
     @property
     def _most(self) -> int:

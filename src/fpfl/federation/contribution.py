@@ -45,6 +45,9 @@ log = logging.getLogger("fpfl.federation")
 
 Loader = Callable[[], FederatedDataset]
 
+ROWS_BYTES = 2**24
+"""Bytes of users' vectors, in double precision, that are written down at a time; one at least."""
+
 ROUNDED = 2.0**-20
 """How far below the agreed least weight one may be by rounding."""
 
@@ -208,10 +211,13 @@ class Contribution:
         agreement = self.agreement
         rules, encoding = agreement.at(level)
         total = np.zeros(agreement.encoding.size, dtype=np.int64)
+        at_once = max(1, ROWS_BYTES // (8 * encoding.size))
         for rows in engine.statistics(w, users, key, weights=weights):
-            clipped = clip(DenseRows(rows.dense(), agreement.layout.slices), rules)
-            whole = encoding.encoded(clipped, round, self.chance.uniform)
-            total += whole.sum(dim=0).numpy()
+            for begin in range(0, len(rows), at_once):
+                some = rows.some(begin, begin + at_once)
+                clipped = clip(DenseRows(some.dense(), agreement.layout.slices), rules)
+                for whole in encoding.each(clipped, round, self.chance.uniform):
+                    total += whole.numpy()
         return total
 
 
@@ -303,13 +309,18 @@ def received_level(said: Mapping[str, object], agreement: Agreement) -> int | No
 
 
 def _bytes(numbers: Tensor) -> bytes:
-    return bytes(numbers.detach().cpu().double().numpy().astype("<f8").tobytes())
+    """Numbers as they are: 4 bytes each in single precision or less, else 8."""
+    numbers = numbers.detach().cpu()
+    if numbers.dtype == torch.float64:
+        return numbers.numpy().astype("<f8").tobytes()
+    return numbers.float().numpy().astype("<f4").tobytes()
 
 
 def _tensor(said: dict[str, object], name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
     data = said.get(name)
     count = int(np.prod(shape))
-    if not isinstance(data, bytes) or len(data) != 8 * count:
-        raise ValueError(f"{name!r} must be {count} numbers of 8 bytes")
-    numbers = np.frombuffer(data, dtype="<f8").reshape(shape)
+    kinds = {4 * count: "<f4", 8 * count: "<f8"}
+    if not isinstance(data, bytes) or len(data) not in kinds:
+        raise ValueError(f"{name!r} must be {count} numbers of 4 or 8 bytes")
+    numbers = np.frombuffer(data, dtype=kinds[len(data)]).reshape(shape)
     return torch.from_numpy(numbers.copy()).to(like.dtype)

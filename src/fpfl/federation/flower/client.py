@@ -20,7 +20,7 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fpfl.federation.flower import RECORD, TOKEN
+from fpfl.federation.flower import COMMON, RECORD, TOKEN
 from fpfl.federation.flower.logs import show
 from fpfl.federation.flower.worker import Node, handed_over
 from fpfl.federation.flower.worker import resolved as resolved
@@ -48,7 +48,8 @@ def client_app(agreement: str, load: str) -> ClientApp:
     @app.query()  # type: ignore[untyped-decorator]
     def answer(message: Message, context: Context) -> Message:
         show()
-        request = dict(message.content.config_records[RECORD])
+        records = message.content.config_records
+        request = {**records.get(COMMON, {}), **records[RECORD]}
         token = request.pop(TOKEN, b"")
         said = _answered(agreement, load, request, context)
         # Only who got the request knows its token: a reply's metadata can be made up.
