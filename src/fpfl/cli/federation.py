@@ -9,9 +9,11 @@ from typing import Annotated
 
 import typer
 
+from fpfl.cli import nvflare
 from fpfl.cli.options import help_alone
 
 app = typer.Typer(help="Make and start a federation over a network.")
+app.add_typer(nvflare.app, name="nvflare")
 
 Keys = Annotated[Path, typer.Option(help="The folder with the federation's keys.")]
 Nodes = Annotated[int, typer.Option(help="How many nodes are enrolled.")]
