@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -134,7 +135,12 @@ def run(
     from fpfl.federation.deployment import COMPLETED
     from fpfl.federation.deployment import run as carried_out
 
-    ended = carried_out(project, connection, run_config)
+    # What it has started ends with it.
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        ended = carried_out(project, connection, run_config)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     if ended != COMPLETED:
         print(f"The run was not completed: {ended}. Started again, it goes on.", file=sys.stderr)
         raise typer.Exit(1)

@@ -138,8 +138,10 @@ def commands(project: Path, keys: Path, home: Path, *, nodes: int, port: int) ->
             'pids="$pids $!"',
         ]
     lines += [
-        "# The training itself.",
-        f"fpfl federation run {quoted(project)} {CONNECTION}",
+        "# The training itself, behind: a shell hears no signal while it waits for what is in front.",
+        f"fpfl federation run {quoted(project)} {CONNECTION} & run=$!",
+        'pids="$pids $run"',
+        'wait "$run"',
         "exit $?",
     ]
     return "\n".join(lines)
@@ -176,10 +178,13 @@ def run(project: str, name: str, config: str | None = None, *, patience: float =
     run_id = None
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            print(line, end="", flush=True)
-            if run_id is None and STARTED in line:
-                run_id = int(line.partition(STARTED)[2].split()[0])
+        try:
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                if run_id is None and STARTED in line:
+                    run_id = int(line.partition(STARTED)[2].split()[0])
+        finally:
+            process.terminate()
     if run_id is None:
         return "not started"
     return ending(name, run_id, patience)
