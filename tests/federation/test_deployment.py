@@ -340,16 +340,16 @@ def test_all_parts_come_back(tmp_path):
         for pid in pids("flower-supernode")[:1]:
             os.kill(pid, signal.SIGKILL)
         # The run has ended with the SuperLink, which says so when it is back.
-        assert process.wait(300) == 1
+        assert process.wait(600) == 1
         assert "was not completed: finished:failed" in (tmp_path / "said").read_text()
         # Started again, registrations are there, and the run is another.
         (place / "go").touch()
         process = start()
-        assert process.wait(300) == 0, (tmp_path / "said").read_text()
+        assert process.wait(600) == 0, (tmp_path / "said").read_text()
         assert "3 nodes answered" in (tmp_path / "said").read_text()
         (place / "fail").touch()
         process = start()
-        assert process.wait(300) == 1
+        assert process.wait(600) == 1
         assert "3 nodes answered" in (tmp_path / "said").read_text()
         until(lambda: not pids("flower-supernode") and not pids("flower-superlink"))
     finally:

@@ -138,7 +138,7 @@ def commands(project: Path, keys: Path, home: Path, *, nodes: int, port: int) ->
             'pids="$pids $!"',
         ]
     lines += [
-        "# The training itself, behind: a shell hears no signal while it waits for what is in front.",
+        "# The training itself, behind: a shell hears no signal while it waits for one in front.",
         f"fpfl federation run {quoted(project)} {CONNECTION} & run=$!",
         'pids="$pids $run"',
         'wait "$run"',
