@@ -24,7 +24,8 @@ from typer.testing import CliRunner
 from fpfl.cli import app
 from fpfl.federation import deployment, services
 from fpfl.federation.deployment import commands, ending
-from fpfl.federation.project import make_keys, make_project
+from fpfl.federation.enrolment import make_keys
+from fpfl.federation.project import make_project
 from fpfl.federation.quoting import address, host, plain, toml
 from fpfl.federation.status import Link, Node, UnreachableError
 

@@ -30,10 +30,10 @@ from flower_grid import (
 
 from fpfl.federation import FederationError, client_app, federate, server_app
 from fpfl.federation.agreement import Agreement
+from fpfl.federation.enrolment import AUTHORITY, IDENTITY, load_trust, make_keys
 from fpfl.federation.flower import RECORD, TOKEN
 from fpfl.federation.flower import server as courier
 from fpfl.federation.flower.server import FlowerCourier
-from fpfl.federation.project import AUTHORITY, IDENTITY, make_keys
 from fpfl.federation.rounds import Federated
 
 pytestmark = pytest.mark.filterwarnings("ignore::fpfl.FpflWarning")
@@ -120,7 +120,7 @@ class Federation:
         monkeypatch.setattr(Federated, "_attempt", watched)
 
     def run(self, **more: Any) -> Any:
-        key = (self.keys / AUTHORITY).read_bytes()
+        key = load_trust(self.keys / AUTHORITY)
         return federate(self.agreed, FlowerCourier(self.grid), key, **more)
 
     def check(self) -> None:
@@ -219,7 +219,7 @@ def test_an_app_that_cannot_begin_says_so_on_its_own_machine(keys, monkeypatch, 
     federated.CURRENT.append(agreed)
     grid = InProcessGrid(client_app("federated:current", "federated:load"), 5)
     monkeypatch.setattr(courier, "time", grid.clock)
-    key = (keys / AUTHORITY).read_bytes()
+    key = load_trust(keys / AUTHORITY)
     with caplog.at_level(logging.WARNING), pytest.raises(FederationError):
         federate(agreed, FlowerCourier(grid), key)
     assert "was not told who it is" in caplog.text

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from fpfl.federation.project import IDENTITY, ROOT, SUPERNODE
+from fpfl.federation.enrolment import IDENTITY, ROOT, SUPERNODE
 from fpfl.federation.quoting import printable, toml
 from fpfl.federation.services import node_config, superlink, supernode
 

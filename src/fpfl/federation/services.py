@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fpfl.federation.project import IDENTITY, ROOT, SERVER, SERVER_KEY, SUPERNODE
+from fpfl.federation.enrolment import IDENTITY, ROOT, SERVER, SERVER_KEY, SUPERNODE
 from fpfl.federation.quoting import address, joined, plain, printable
 
 USER = "fpfl"

@@ -2,7 +2,8 @@
 
 What a node is told when it is started (``flower-supernode --node-config``):
 
-identity        the file that the authority made for this node; FILE.sessions is written beside it
+identity        the file that the authority made for this node; FILE.sessions is written beside it,
+                and a list of the revoked is read there, revoked.crl
 anything else   for the project's own loader, which gets all of it
 """
 
@@ -18,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from fpfl.federation.enrolment import IDENTITY, ending, load_identity
 from fpfl.federation.flower import RECORD, TOKEN
 from fpfl.federation.flower.logs import show
 from fpfl.federation.node import answered
-from fpfl.federation.project import IDENTITY
 from fpfl.federation.secagg import Identity, Refused
 
 if TYPE_CHECKING:
@@ -52,7 +53,10 @@ def client_app(agreement: str, load: str) -> ClientApp:
         said: Mapping[str, Any]
         try:
             path = _identity(context)
-            identity = Identity.from_bytes(path.read_bytes())
+            identity = load_identity(path)
+            if request.get("step") == "advertise":
+                for line in ending(identity.authority, identity.credential):
+                    log.warning("%s", line)
             if request.get("step") == "mask":
                 _once(path, identity, request)
             state = context.state.config_records.get(RECORD, {}).get("state", b"")
