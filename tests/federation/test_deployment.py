@@ -5,6 +5,7 @@ from __future__ import annotations
 import configparser
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -18,16 +19,19 @@ import pytest
 
 pytest.importorskip("cryptography", reason="cryptography is not installed")
 
+from conftest import make_population
 from flower_deployment import free_port
+from killing import settings
 from typer.testing import CliRunner
 
+import fpfl
 from fpfl.cli import app
 from fpfl.federation import deployment, services
 from fpfl.federation.deployment import commands, ending
 from fpfl.federation.enrolment import make_keys
 from fpfl.federation.project import make_project
 from fpfl.federation.quoting import address, host, plain, toml
-from fpfl.federation.status import Link, Node, UnreachableError
+from fpfl.federation.status import Link, Node, UnreachableError, of_folder
 
 # Writes down how it was called, does as NAME.does says, and stays if it is a part that stays.
 STUB = """#!{python} -IS
@@ -422,6 +426,42 @@ def test_what_a_superlink_says_of_nodes():
     assert str(Link((), None, "", ())).endswith("No run was started.")
 
 
+@pytest.mark.filterwarnings("ignore::fpfl.FpflWarning")
+def test_what_a_run_s_folder_says(tmp_path):
+    """Without a network: rounds, charges, ε so far of the whole, and whether it has ended."""
+
+    class StopError(Exception):
+        pass
+
+    def stop(event: fpfl.RoundEvent) -> None:
+        if event.row["round"] == 3:
+            raise StopError
+
+    def train(folder: Path, **more):
+        given = settings(None, rounds=6) | more
+        return fpfl.train(fpfl.mlp(5, (4,), seed=0), make_population(), folder=folder, **given)
+
+    with pytest.raises(StopError):
+        train(tmp_path / "run", callbacks=[stop])
+    said = of_folder(tmp_path / "run")
+    assert "3 of 6 rounds released, not finished" in said
+    figures = re.search(r"3 of 6 rounds charged: ε = ([0-9.]+) of ([0-9.]+) at δ", said)
+    assert figures is not None, said
+    assert 0 < float(figures[1]) < float(figures[2])
+    result = CliRunner().invoke(app, ["federation", "status", str(tmp_path / "run")])
+    assert result.output == said + "\n"
+    train(tmp_path / "whole")
+    said = of_folder(tmp_path / "whole")
+    assert "6 of 6 rounds released, finished" in said
+    figures = re.search(r"6 of 6 rounds charged: ε = ([0-9.]+) of ([0-9.]+) at δ", said)
+    assert figures is not None, said
+    assert figures[1] == figures[2]
+    with pytest.raises(ValueError, match="is not there"):
+        of_folder(tmp_path / "none")
+    result = CliRunner().invoke(app, ["federation", "status"])
+    assert "nothing to look at" in str(result.exception)
+
+
 # --- units and containers -----------------------------------------------------------------------
 
 
@@ -481,15 +521,22 @@ def test_the_server_s_unit_listens_to_its_own_machine():
     assert "IPAddressDeny=any\nIPAddressAllow=localhost\n" in text
 
 
+def test_the_proxy_s_unit():
+    text = services.proxy_unit(Path("/etc/fpfl"), Path("/etc/fpfl/nginx.conf"))
+    command = unit(text)["Service"]["ExecStart"]
+    assert command.startswith('"/usr/sbin/nginx" "-p" "/var/lib/fpfl" "-c" "/etc/fpfl/nginx.conf"')
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 def test_systemd_takes_the_units(tmp_path):
     programs = tmp_path / "bin"
     programs.mkdir()
-    for name in ("flower-supernode", "flower-superlink"):
+    for name in ("flower-supernode", "flower-superlink", "nginx"):
         (programs / name).write_text("#!/bin/sh\n")
         (programs / name).chmod(0o755)
     texts = {
         "fpfl-node": services.node_unit("10.1.2.3:8443", tmp_path, programs, **NODE),
+        "fpfl-proxy": services.proxy_unit(tmp_path, tmp_path / "nginx.conf", programs),
         "fpfl-superlink": services.superlink_unit(tmp_path, programs, runs=tmp_path),
     }
     for name, text in texts.items():

@@ -352,7 +352,7 @@ def proxy(
 
 @app.command()
 def service(
-    part: Annotated[str, typer.Argument(help="node, superlink or image.")],
+    part: Annotated[str, typer.Argument(help="node, superlink, proxy or image.")],
     keys: Annotated[Path, typer.Option(help="The part's own keys, with ca.pem among them.")],
     superlink: Annotated[
         str | None, typer.Option(help="A node's: where the proxy is, HOST:PORT.")
@@ -369,7 +369,8 @@ def service(
 ) -> None:
     """Print a unit of systemd, or a compose file, that starts a part and starts it again.
 
-    PART is node, superlink, or image, which is the Containerfile of a node's image.
+    PART is node, superlink, proxy (of the keys' nginx.conf, which fpfl federation proxy wrote), or
+    image, which is the Containerfile of a node's image.
     """
     from fpfl.federation import services
 
@@ -380,6 +381,8 @@ def service(
         made = services.CONTAINERFILE
     elif part == "superlink" and not compose:
         made = services.superlink_unit(place, programs, runs=runs.resolve(), port=port or 8000)
+    elif part == "proxy" and not compose:
+        made = services.proxy_unit(place, place / "nginx.conf")
     elif part == "node" and superlink is None:
         raise ValueError("a node has to know where to go: --superlink HOST:PORT")
     elif part == "node" and superlink is not None and compose:
@@ -391,6 +394,6 @@ def service(
     else:
         raise ValueError(
             f"there is no {'compose file' if compose else 'unit'} for {part!r}; expected node, "
-            "superlink (with systemd) or image"
+            "superlink or proxy (with systemd), or image"
         )
     print(made, end="")

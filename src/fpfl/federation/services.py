@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -137,6 +138,12 @@ def superlink_unit(keys: Path, programs: Path, *, runs: Path, port: int = 8000) 
     return _unit("the SuperLink of a federation", command, keys, programs, (), reach, writes=runs)
 
 
+def proxy_unit(keys: Path, configuration: Path, programs: Path = Path("/usr/sbin")) -> str:
+    """A unit for the proxy; ``configuration`` is what `fpfl.federation.proxy` wrote."""
+    command = ["nginx", "-p", f"/var/lib/{USER}", "-c", plain(configuration), "-g", "daemon off;"]
+    return _unit("the proxy of a federation", command, keys, programs, (configuration,), "")
+
+
 def _told(value: bool | int | float | str) -> bool | int | float | str:
     return plain(value) if isinstance(value, str) else value
 
@@ -158,7 +165,9 @@ def _unit(
     quoted = " ".join(_systemd(word) for word in words)
     # A node writes beside its identity; what a unit sees of /home is what is named here.
     lines = [f"ReadWritePaths={plain(path)}" for path in (keys, writes) if path is not None]
-    lines += [f"BindReadOnlyPaths={plain(path)}" for path in (programs.parent, *data)]
+    python = Path(sys.base_prefix)
+    own = (programs.parent, *(() if python.is_relative_to("/usr") else (python,)))
+    lines += [f"BindReadOnlyPaths={plain(path)}" for path in (*own, *data)]
     lines += [f"BindPaths={plain(path)}" for path in (keys, writes) if path is not None]
     environment = "\n".join(f"Environment={n}={v}" for n, v in ENVIRONMENT.items())
     return _UNIT.format(

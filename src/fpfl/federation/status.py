@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,7 +77,8 @@ def connected(name: str | None) -> Iterator[ControlHttpClient]:
     from flwr.cli.utils import init_http_client_from_connection
 
     try:
-        client = init_http_client_from_connection(read_superlink_connection(name))
+        with redirect_stdout(StringIO()):  # it says which connection it uses, each time
+            client = init_http_client_from_connection(read_superlink_connection(name))
     except ClickException as error:
         raise UnreachableError(error.message) from error
     try:
@@ -130,11 +132,14 @@ def of_folder(folder: Path) -> str:
     from fpfl.privacy.plan import PrivacyPlan
     from fpfl.report.reading import read_run
     from fpfl.runs.folder import LEDGER, OpenRun
+    from fpfl.runs.journal import read_past
 
     record = read_run(folder)
     ledger = OpenRun(folder).ledger
-    planned = int(record.settings["rounds"])
-    lines = [f"{folder}: {len(record.history)} of {planned} rounds released"]
+    planned, released = int(record.settings["rounds"]), len(record.history)
+    if not ledger.finished:  # the history is of the last checkpoint, the journal of every round
+        released = max([released, *read_past(folder, ledger.simulation).totals])
+    lines = [f"{folder}: {released} of {planned} rounds released"]
     lines[0] += ", finished" if ledger.finished else ", not finished"
     if record.charged is None or record.privacy is None:
         lines.append("No privacy was asked for, so there is no ε.")
@@ -152,7 +157,7 @@ def of_folder(folder: Path) -> str:
         except (MissingAccountantError, TypeError, ValueError) as error:
             figures = f"what they cost is not known ({error})"
         lines.append(f"{record.charged} of {ledger.planned} rounds charged: {figures}")
-        lost = record.charged - len(record.history)
+        lost = record.charged - released
         if lost > 0:
             lines.append(f"{lost} of them charged, and lost or under way")
     # Lines of the ledger have times, and so has the file: of the last charge, or of the end.
