@@ -120,7 +120,8 @@ def test_configs_are_read(block: Block, tmp_path: Path) -> None:
 OURS = "fpfl"
 OTHERS = {
     "cat", "cd", "export", "flwr", "git", "make", "mkdir", "mlflow", "pip", "printf", "python",
-    "sh", "source", "tensorboard", "torchrun", "systemctl", "docker"}  # fmt: skip
+    "sh", "source", "tensorboard", "torchrun", "systemctl", "docker",
+}  # fmt: skip
 """Commands that are not ours; what make and python are asked for is looked at all the same."""
 
 

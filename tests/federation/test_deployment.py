@@ -31,7 +31,8 @@ from fpfl.federation.deployment import commands, ending
 from fpfl.federation.enrolment import make_keys
 from fpfl.federation.project import make_project
 from fpfl.federation.quoting import address, host, plain, toml
-from fpfl.federation.status import Link, Node, UnreachableError, of_folder
+from fpfl.federation.status import Link, Node, UnreachableError
+from fpfl.report.standing import standing
 
 # Writes down how it was called, does as NAME.does says, and stays if it is a part that stays.
 STUB = """#!{python} -IS
@@ -443,7 +444,7 @@ def test_what_a_run_s_folder_says(tmp_path):
 
     with pytest.raises(StopError):
         train(tmp_path / "run", callbacks=[stop])
-    said = of_folder(tmp_path / "run")
+    said = standing(tmp_path / "run")
     assert "3 of 6 rounds released, not finished" in said
     figures = re.search(r"3 of 6 rounds charged: ε = ([0-9.]+) of ([0-9.]+) at δ", said)
     assert figures is not None, said
@@ -451,13 +452,13 @@ def test_what_a_run_s_folder_says(tmp_path):
     result = CliRunner().invoke(app, ["federation", "status", str(tmp_path / "run")])
     assert result.output == said + "\n"
     train(tmp_path / "whole")
-    said = of_folder(tmp_path / "whole")
+    said = standing(tmp_path / "whole")
     assert "6 of 6 rounds released, finished" in said
     figures = re.search(r"6 of 6 rounds charged: ε = ([0-9.]+) of ([0-9.]+) at δ", said)
     assert figures is not None, said
     assert figures[1] == figures[2]
     with pytest.raises(ValueError, match="is not there"):
-        of_folder(tmp_path / "none")
+        standing(tmp_path / "none")
     result = CliRunner().invoke(app, ["federation", "status"])
     assert "nothing to look at" in str(result.exception)
 

@@ -310,12 +310,13 @@ def status(
     what the SuperLink says.
     """
     from fpfl.federation.deployment import CONFIG, CONNECTION
-    from fpfl.federation.status import of_folder, of_link
+    from fpfl.federation.status import of_link
+    from fpfl.report.standing import standing
 
     if folder is None and connection is None and home is None:
         raise ValueError("nothing to look at: name a run's folder, --connection NAME or --home DIR")
     if folder is not None:
-        print(of_folder(folder))
+        print(standing(folder))
     if home is not None:
         if not (home / CONFIG).is_file():
             raise ValueError(f"{home / CONFIG} is not there: fpfl federation start writes it")
