@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import logging
 import os
 import shutil
+import ssl
 import stat
 import subprocess
 from dataclasses import replace
@@ -37,7 +39,6 @@ from fpfl.federation.enrolment import (
     accept,
     accept_list,
     certify,
-    described,
     load_identity,
     load_trust,
     make_keys,
@@ -46,6 +47,7 @@ from fpfl.federation.enrolment import (
     renew,
     revoke,
 )
+from fpfl.federation.inspection import described
 from fpfl.federation.register import Register
 from fpfl.federation.revocation import RevocationFile, Revocations
 from fpfl.federation.secagg import (
@@ -573,6 +575,36 @@ def test_a_server_s_certificate_is_renewed_by_the_root_that_nodes_have(keys):
     (keys / "ca.secret").unlink()
     with pytest.raises(ValueError, match=r"ca\.secret is not there"):
         transport.renew_server(keys)
+
+
+@pytest.mark.parametrize("renewed", [False, True])
+def test_a_node_with_the_root_meets_the_server(tmp_path, renewed):
+    """TLS as such, without a network: the certificate is for the names, and by the root."""
+    make_keys(tmp_path / "keys", 0, ("localhost", "127.0.0.1"))
+    place = tmp_path / "keys"
+    root = (place / "ca.pem").read_text()
+    if renewed:
+        transport.renew_server(place)
+
+    def meet(host: str) -> None:
+        there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+        server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        server.load_cert_chain(place / "server.pem", place / "server.key")
+        client = ssl.create_default_context(cadata=root)
+        sides = [
+            client.wrap_bio(back, there, server_hostname=host),
+            server.wrap_bio(there, back, server_side=True),
+        ]
+        for _ in range(3):
+            for side in sides:
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    side.do_handshake()
+        assert sides[0].version()
+
+    meet("localhost")
+    meet("127.0.0.1")
+    with pytest.raises(ssl.SSLCertVerificationError):
+        meet("fl.example")
 
 
 # --- whole folders --------------------------------------------------------------------------------

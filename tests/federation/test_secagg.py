@@ -26,6 +26,7 @@ from fpfl.federation.secagg import (
     Refused,
     Session,
     advertise,
+    certificates,
     choose_graph,
     client,
     consent,
@@ -912,8 +913,8 @@ def test_survivors_fall_apart_only_where_as_many_as_the_degree_are_gone() -> Non
 def test_a_right_credential_is_checked_once_a_process(monkeypatch) -> None:
     data = AUTHORITY.enrol("fresh", 77).credential.to_bytes()
     calls = []
-    real = identity.check_signature
-    monkeypatch.setattr(identity, "check_signature", lambda *a: (calls.append(1), real(*a)))
+    real = certificates.check_signature
+    monkeypatch.setattr(certificates, "check_signature", lambda *a: (calls.append(1), real(*a)))
     stranger = Authority.make().trust
     identity._authority.cache_clear()
     Credential.verified(data, AUTHORITY.trust)

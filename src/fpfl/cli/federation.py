@@ -225,7 +225,7 @@ def renew_server(
 @app.command()
 def show(file: Path) -> None:
     """Say what is in FILE: a request, credential, identity, list, register or authority.key."""
-    from fpfl.federation.enrolment import described
+    from fpfl.federation.inspection import described
 
     print("\n".join(described(file)))
 

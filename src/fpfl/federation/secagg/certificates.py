@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TypeVar
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import NameOID
 
-from fpfl.federation.secagg.primitives import KEY_BYTES, Invalid, verify
+from fpfl.federation.secagg.primitives import KEY_BYTES, SIGNATURE_BYTES, Invalid, verify
 from fpfl.federation.secagg.shamir import LARGEST_INDEX
 
 LONGEST_NAME = 64
@@ -38,9 +38,8 @@ SERIAL_BYTES = 20
 
 ISSUER = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fpfl federation authority")])
 
-# The end of everything that is signed with Ed25519: the algorithm, and a bit string of 64 bytes.
-_ALGORITHM = bytes.fromhex("300506032b6570")
-_SIGNATURE = bytes.fromhex("034100")
+# Before every signature with Ed25519: the algorithm, and that a string of 64 bytes follows.
+_ENDS = bytes.fromhex("300506032b6570034100")
 _BLOCK = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----\s.+?-----END \1-----", re.S)
 _BROKEN = (
     ValueError,
@@ -50,10 +49,6 @@ _BROKEN = (
     x509.DuplicateExtension,
     x509.ExtensionNotFound,
     x509.UnsupportedGeneralNameType,
-)
-
-Signed = TypeVar(
-    "Signed", x509.Certificate, x509.CertificateSigningRequest, x509.CertificateRevocationList
 )
 
 
@@ -114,10 +109,8 @@ def certificate_to_pem(data: bytes) -> bytes:
 def certificates_from_pem(data: bytes) -> list[bytes]:
     """The certificates of a PEM file, as bytes; none where there are none."""
     found = [block for kind, block in blocks(data) if kind == "CERTIFICATE"]
-    try:
+    with _reading("a certificate"):
         return [x509.load_pem_x509_certificate(one).public_bytes(Encoding.DER) for one in found]
-    except _BROKEN:
-        raise Invalid("a certificate cannot be read: it was cut off or changed.") from None
 
 
 # --- names ----------------------------------------------------------------------------------------
@@ -167,52 +160,62 @@ def read_subject(found: x509.Name) -> tuple[str, int | None]:
 # --- what is signed -------------------------------------------------------------------------------
 
 
-def check_signature(data: bytes, found: Signed, key: bytes, what: str) -> None:
+def check_signature(data: bytes, key: bytes, what: str) -> None:
     """Whether ``key`` signed it, and every byte of it is what that signature is of.
 
     X.509 leaves room beside what is signed: how a length is written, bits that are not used. Here
-    there is one way to write each.
+    there is one way to write each. So nothing has to be read in order to see that it is signed, and
+    of others' bytes only those are read that the authority has signed.
     """
-    if isinstance(found, x509.Certificate):
-        content = found.tbs_certificate_bytes
-    elif isinstance(found, x509.CertificateSigningRequest):
-        content = found.tbs_certrequest_bytes
-    else:
-        content = found.tbs_certlist_bytes
-    verify(key, found.signature, content, what)
-    body = content + _ALGORITHM + _SIGNATURE + found.signature
-    if data != b"\x30" + _length(len(body)) + body:
-        raise Invalid(f"{what} has other bytes around its signature than there should be.")
+    ends = len(data) - SIGNATURE_BYTES
+    begins = next(
+        (n for n in range(2, min(6, len(data))) if data[:n] == b"\x30" + _length(len(data) - n)), 0
+    )
+    if not begins or data[begins:ends][-len(_ENDS) :] != _ENDS:
+        raise Invalid(f"{what} is cut off, or has other bytes around its signature than it should.")
+    verify(key, data[ends:], data[begins : ends - len(_ENDS)], what)
 
 
 def _length(n: int) -> bytes:
+    """As DER writes it."""
     if n < 128:
         return bytes([n])
     size = n.to_bytes((n.bit_length() + 7) // 8, "big")
     return bytes([128 | len(size)]) + size
 
 
-def load_certificate(data: bytes) -> x509.Certificate:
-    """A certificate, not checked yet; :class:`Invalid` for anything else."""
+@contextmanager
+def _reading(what: str) -> Iterator[None]:
+    """Whatever a format objects to is :class:`Invalid`, also where warnings are errors."""
+    try:
+        yield
+    except Invalid:
+        raise
+    except (*_BROKEN, Warning):
+        raise Invalid(f"{what} cannot be read: it was cut off or changed.") from None
+
+
+def load_certificate(data: bytes, key: bytes | None) -> x509.Certificate:
+    """A certificate that ``key`` signed, or without one that its own key did."""
     if data[:1] == b"\0":
         raise Invalid(
             "a credential of fpfl 0.1, which knew neither expiry nor revocation, is taken no "
             "longer: enrol the node anew with this version (fpfl federation request, certify, "
             "accept)."
         )
-    try:
-        return x509.load_der_x509_certificate(data)
-    except _BROKEN:
-        raise Invalid("a credential is no certificate: it was cut off or changed.") from None
+    if key is not None:
+        check_signature(data, key, "a credential by the authority")
+    with _reading("a certificate"):
+        found = x509.load_der_x509_certificate(data)
+    if key is None:
+        check_signature(data, read_key(found), "the authority's certificate, by itself,")
+    return found
 
 
-def read_key(found: Signed) -> bytes:
+def read_key(found: x509.Certificate | x509.CertificateSigningRequest) -> bytes:
     """The Ed25519 key that a certificate or a request is of."""
-    assert not isinstance(found, x509.CertificateRevocationList)
-    try:
+    with _reading("the key of a certificate or request"):
         key = found.public_key()
-    except _BROKEN:
-        key = None
     if not isinstance(key, Ed25519PublicKey):
         raise Invalid("its key is of another kind than Ed25519.")
     raw: bytes = key.public_bytes_raw()
@@ -221,10 +224,8 @@ def read_key(found: Signed) -> bytes:
 
 def check_extensions(found: x509.Certificate, *, authority: bool) -> None:
     """Whether a certificate says that it is an authority's, or a node's, and demands no more."""
-    try:
+    with _reading("what a certificate says of itself"):
         extensions = list(found.extensions)
-    except _BROKEN:
-        raise Invalid("a certificate has extensions that cannot be read.") from None
     critical = {one.oid: one.value for one in extensions if one.critical}
     limits = critical.pop(x509.BasicConstraints.oid, None)
     usage = critical.pop(x509.KeyUsage.oid, None)
@@ -299,13 +300,11 @@ def read_request(data: bytes) -> tuple[str, int | None, bytes]:
         )
     if [kind for kind, _ in blocks(data)] != ["CERTIFICATE REQUEST"]:
         raise Invalid("this is no request: give the file that fpfl federation request wrote.")
-    try:
+    with _reading("this request"):
         found = x509.load_pem_x509_csr(data)
         named = found.subject
-    except _BROKEN:
-        raise Invalid("this request cannot be read: it was cut off or changed.") from None
     key = read_key(found)
-    check_signature(found.public_bytes(Encoding.DER), found, key, "the request, by its own key,")
+    check_signature(found.public_bytes(Encoding.DER), key, "the request, by its own key,")
     return *read_subject(named), key
 
 
@@ -339,17 +338,11 @@ def read_list(data: bytes, key: bytes) -> tuple[int, datetime, datetime, dict[in
     """
     if [kind for kind, _ in blocks(data)] != ["X509 CRL"]:
         raise Invalid("this is no list: give the file that fpfl federation revoke wrote.")
-    try:
+    with _reading("this list"):
         found = x509.load_pem_x509_crl(data)
-        whole = found.public_bytes(Encoding.DER)
-    except _BROKEN:
-        raise Invalid("this list cannot be read: it was cut off or changed.") from None
-    check_signature(whole, found, key, "the list by the authority")
-    try:
+        check_signature(found.public_bytes(Encoding.DER), key, "the list by the authority")
         number = found.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
         revoked = {one.serial_number: one.revocation_date_utc for one in found}
-    except _BROKEN:
-        raise Invalid("this list has no number, or entries that cannot be read.") from None
     if any(one.critical for one in found.extensions) or found.next_update_utc is None:
         raise Invalid("this list demands more than this version knows, or has no end.")
     return number, found.last_update_utc, found.next_update_utc, revoked
