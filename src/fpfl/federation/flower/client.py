@@ -2,15 +2,16 @@
 
 What a node is told when it is started (``flower-supernode --node-config``):
 
-identity        the file that the authority made for this node; FILE.sessions is written beside it
+identity        the file that the authority made for this node; beside it FILE.ledger is written,
+                and site.toml is read: what the site allows (`fpfl.federation.site`)
 anything else   for the project's own loader, which gets all of it
 """
 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,9 +21,9 @@ from flwr.clientapp import ClientApp
 
 from fpfl.federation.flower import RECORD, TOKEN
 from fpfl.federation.flower.logs import show
-from fpfl.federation.node import answered
 from fpfl.federation.project import IDENTITY
-from fpfl.federation.secagg import Identity, Refused
+from fpfl.federation.secagg import Refused
+from fpfl.federation.site import SiteNode
 
 if TYPE_CHECKING:
     from fpfl.federation.contribution import Contribution
@@ -51,14 +52,11 @@ def client_app(agreement: str, load: str) -> ClientApp:
         token = request.pop(TOKEN, b"")
         said: Mapping[str, Any]
         try:
-            path = _identity(context)
-            identity = Identity.from_bytes(path.read_bytes())
-            if request.get("step") == "mask":
-                _once(path, identity, request)
-            state = context.state.config_records.get(RECORD, {}).get("state", b"")
-            kept, said = answered(
-                request, state, identity, lambda: _contribution(agreement, load, context)
-            )
+            with closing(_node(context)) as node:
+                state = context.state.config_records.get(RECORD, {}).get("state", b"")
+                kept, said = node.answered(
+                    request, state, lambda: _contribution(node, agreement, load, context)
+                )
             context.state[RECORD] = ConfigRecord({"state": kept})
         except Refused as error:
             log.warning("refused: %s", error)
@@ -74,22 +72,9 @@ def client_app(agreement: str, load: str) -> ClientApp:
     return app
 
 
-def _once(path: Path, identity: Identity, request: Mapping[str, Any]) -> None:
-    """Refuse to mask a second vector in a session, whatever became of the node's state.
-
-    Flower keeps the state only after a reply has left: a process that dies in between would mask
-    another vector with the same masks, and the difference of two of them has next to no noise.
-    """
-    session = request.get("session", b"")
-    if not isinstance(session, bytes):
-        raise Refused(identity.name, "the session is no bytes.")
-    with path.with_name(f"{path.name}.sessions").open("a+b") as file:
-        file.seek(0)
-        if session.hex().encode() in file.read().split():
-            raise Refused(identity.name, "a vector was masked in this session before.")
-        file.write(session.hex().encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
+def _node(context: Context) -> SiteNode:
+    """Who answers, as its site allows; in Flower's simulation there is no site."""
+    return SiteNode.beside(_identity(context), simulated="identity" not in context.node_config)
 
 
 def _identity(context: Context) -> Path:
@@ -106,12 +91,16 @@ def _identity(context: Context) -> Path:
     return Path(path)
 
 
-def _contribution(agreement: str, load: str, context: Context) -> Contribution:
-    """What computes the node's vector; torch is imported here."""
+def _contribution(node: SiteNode, agreement: str, load: str, context: Context) -> Contribution:
+    """What computes the node's vector; torch is imported here.
+
+    From the package that the site has pinned, if there is one: then nothing that was sent counts.
+    """
     from fpfl.federation.contribution import Contribution, SystemChance, TestChance
 
-    agreed = resolved(agreement)()
-    config = dict(context.node_config)
+    make, read = node.functions() or (resolved(agreement), resolved(load))
+    agreed = make()
+    config = {**context.node_config, **node.site.node}
     chance: SystemChance | TestChance = SystemChance()
     if agreed.test_seed is not None:
         numbers = [config.get(name) for name in ("partition-id", "first-user")]
@@ -120,9 +109,9 @@ def _contribution(agreement: str, load: str, context: Context) -> Contribution:
                 "with a test_seed a node must be told partition-id=... and first-user=..., whole "
                 "numbers"
             )
-        node, first = (int(number) for number in numbers if number is not None)
-        chance = TestChance(agreed.test_seed, node, first)
-    return Contribution(agreed, lambda: resolved(load)(config), chance)
+        node_number, first = (int(number) for number in numbers if number is not None)
+        chance = TestChance(agreed.test_seed, node_number, first)
+    return Contribution(agreed, lambda: read(config), chance)
 
 
 def resolved(name: str) -> Callable[..., Any]:
