@@ -100,6 +100,19 @@ def test_a_file_says_whether_there_is_a_scaling() -> None:
     assert torch.equal(other(X), inner(X))
 
 
+def test_a_network_with_a_scaling_of_its_own_may_have_another_before_it() -> None:
+    """Its own names begin as those of the scaling that training put before it."""
+
+    def network() -> ScaledModel:
+        return ScaledModel(scaling_of(COLUMNS, 6), nn.Linear(6, 1))
+
+    own = network()
+    whole = ScaledModel(scaling_of(COLUMNS, 6, FOUND), own)
+    assert not torch.equal(whole(X), own(X))
+    assert torch.equal(load_model(network(), whole.state_dict())(X), whole(X))
+    assert torch.equal(load_model(network(), own.state_dict())(X), own(X))
+
+
 def test_the_schema_says_what_is_known_in_the_inputs_units() -> None:
     schema = fpfl.TableSchema(
         label=fpfl.data.Label("y", classes=(0, 1)),

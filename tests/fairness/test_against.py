@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from conftest import make_population
 
 import fpfl
+from fpfl.aggregation import SeededNoise
 from fpfl.fairness.against import Against, compare_predictions
 from fpfl.fairness.evaluation import MARK
+from fpfl.heldout import evaluate_with_reference
+from fpfl.runs.folder import OpenRun
 
 SEX = fpfl.Attribute("sex", ("F", "M"))
 CONSTRAINT = fpfl.fnr_parity("sex")
@@ -115,6 +120,25 @@ def test_private_comparisons_hold_all_at_once() -> None:
         assert found.epsilon > 2.0
     assert covered == 30
     assert all(widths)
+
+
+@pytest.mark.filterwarnings("ignore::fpfl.FpflWarning")
+def test_a_seed_gives_the_two_releases_different_noise(tmp_path: Path) -> None:
+    """With the same noise their difference, the very thing that is compared, would have none."""
+    data = make_population(users=60)
+    network = fpfl.mlp(5, seed=0)
+    runs = [tmp_path / "run", tmp_path / "reference"]
+    for folder in runs:  # twice the same model
+        fpfl.train(network, data, cohort=20, rounds=2, seed=1, folder=folder)
+    one, other, found = evaluate_with_reference(
+        *map(OpenRun, runs), data, model=network, constraint=fpfl.fnr_parity("sex"), epsilon=2.0,
+        bound=3.0, noise=SeededNoise(7),
+    )  # fmt: skip
+    assert one.seeded
+    assert other.seeded
+    assert one.released["sex=Female"] != other.released["sex=Female"]
+    assert one.scores != other.scores
+    assert any(change.value != change.reference for change in found.changes)
 
 
 class Misses(torch.nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ import torch
 from conftest import make_population
 
 import fpfl
+from fpfl.fairness.groups import groups_by
 from fpfl.fairness.levelling import weighed_down
+from fpfl.fairness.totals import Totals
 from fpfl.report.card import model_card
 
 pytestmark = pytest.mark.filterwarnings("ignore::fpfl.FpflWarning", "ignore::UserWarning")
@@ -40,8 +43,58 @@ def test_no_more_is_said_than_is_known() -> None:
     assert "is not known" in of({"kind": "MMDM", "damping": 2.0}, [None, None])
     assert "is not known" in of(PATIENT | {"surrogate": "rate"}, [1.0, 0.5, 1.0])
     assert "errors alone" in of(PATIENT, [1.0, 0.5, 1.0], rates=["selection rate"])
-    assert "in several may have weighed less" in of(PATIENT, [0.5, 0.5], partition=False)
+    others = "who is in several, or in none, may have weighed less"
+    assert others in of(PATIENT, [0.5, 0.5], partition=False)
+    assert others in of(PATIENT, [1.0, 1.0], partition=False)
+    weighed = SAID | {"method": PATIENT, "class_weights": [1.0, 0.25]}
+    for least in (1.0, 0.5):
+        rows = [{"round": t, "least_weight": least} for t in (1, 2)]
+        assert "class's declared weight" in weighed_down(rows, weighed)
     assert weighed_down([{"round": 1}], {"constraint": None}) is None
+
+
+THREE = tuple(fpfl.Attribute(name, ("a", "b")) for name in "rst")
+LACKING = (fpfl.Attribute("r", ("a", "b"), unknown=True),)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "n", "rates"),
+    [
+        # The strong are 40 of 100 by each of three attributes, and outside; the weak are within.
+        (THREE, [40.0, 60.0] * 3, [0.28, 0.348] * 3),
+        # The strong are those of whom the group is not known, 10 of 100.
+        (LACKING, [45.0, 45.0], [0.42, 0.42]),
+    ],
+)
+@pytest.mark.parametrize("tolerance", [0.03])
+def test_nobody_is_said_where_it_is_true_alone(
+    attributes: tuple[fpfl.Attribute, ...], n: list[float], rates: list[float], tolerance: float
+) -> None:
+    """Replayed by hand: of every sample that there can be, the weight in every round."""
+    groups, method = groups_by(attributes), fpfl.OneGradient(tolerance=None, patience=1)
+    state = method.begin(1, len(groups), torch.device("cpu"))
+    counts, none = torch.tensor([n]), torch.zeros(1)
+    overall = 0.378 if len(attributes) == 1 else 0.3208
+    rows, weights = [], []
+    codes = [range(-1 if each.unknown else 0, 2) for each in attributes]
+    member = groups.membership(torch.tensor([*product(*codes)])).float()
+    for t in range(1, 31):
+        now = method.weights(state, 100.0, tolerance)
+        b = now.of_samples(torch.ones(1, len(member)), member)[0]
+        weights.append(float((1.0 + b).clamp(float(now.low), now.high).min()))
+        totals = Totals(
+            F=counts * torch.tensor([rates]), n=counts,
+            overall_F=none + 100.0 * overall, overall_n=none + 100.0,
+            loss_gradient=none, normaliser=100.0, F_gradient=none, overall_F_gradient=none,
+        )  # fmt: skip
+        state, _ = method.update(state, totals, tolerance)
+        rows.append({"round": t, "least_weight": float(state.figures()["least_weight"])})
+    assert min(weights) < 0.95
+    assert {row["least_weight"] for row in rows} == {1.0}
+    layout = {"rates": ["FNR"], "partition": groups.partition}
+    said = weighed_down(rows, SAID | {"method": PATIENT, "layout": layout})
+    assert not said.startswith("Nobody")
+    assert "in none, may have weighed less" in said
 
 
 @pytest.mark.parametrize("patience", [0, 10_000, None])

@@ -837,6 +837,43 @@ def test_a_node_refuses_a_bound_that_was_not_agreed_on(level, monkeypatch):
     assert not [step for step, _, _ in courier.seen if step == "mask"]
 
 
+@pytest.mark.parametrize(
+    "ends",
+    [
+        (0.01, 11.0), (-1.0, 11.0), (0.05, 11.1), (0.05, math.inf), (math.nan, 11.0),
+        (0.05, math.nan), (1.1, 11.0), (0.05, 0.9), (-math.inf, math.inf), (None, 11.0),
+        (0.05, "11"), (0.05, 2**2000),
+    ],
+)  # fmt: skip
+def test_a_node_refuses_weights_beyond_the_agreed_range(ends, monkeypatch):
+    """Weights below 0 would reward errors, and others are not what users agreed to."""
+    agreed = agreement(rounds=1, attempts=1)
+    courier = Memory(agreed)
+    plain = broadcast
+
+    def lying(w, weights, level):
+        return plain(w, weights, level) | dict(zip(("low", "high"), ends, strict=True))
+
+    monkeypatch.setattr("fpfl.federation.rounds.broadcast", lying)
+    with pytest.raises(FederationError, match="round 1 was abandoned"):
+        federated(agreed, courier)
+    assert len(courier.refused) == agreed.nodes
+    assert all("within [0.05, 11], which was agreed on" in said for said in courier.refused)
+
+
+@pytest.mark.parametrize("low", [0.0, 0.05, 0.1, 0.3, 0.7, 1.0])
+def test_weights_on_their_way_down_are_within_the_agreed_range(low):
+    agreed = agreement(method=fpfl.OneGradient(low=low, patience=3))
+    method, w = agreed.spec.method, agreed.spec.flat.vector()
+    begun = method.begin(1, 2, w.device)
+    for released in (0.0, 0.02, 0.5, 0.98, 1.0):
+        state = replace(begun, released=torch.tensor(released))
+        weights = method.weights(state, 1.0, 0.1)
+        _, beside = received(dict(broadcast(w, weights)), agreed)
+        assert beside is not None
+        assert beside.low == pytest.approx(1.0 - (1.0 - low) * released, abs=1e-6)
+
+
 def test_a_node_refuses_any_bound_where_it_is_fixed():
     agreed = agreement()
     w = agreed.spec.flat.vector()

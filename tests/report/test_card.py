@@ -268,4 +268,8 @@ def test_text_is_escaped_once_and_cut() -> None:
     assert plain("a|b_c <d> & e\n\tf") == r"a\|b\_c &lt;d&gt; &amp; e f"
     assert plain("x" * 400) == f"{'x' * 299}…"
     assert plain("a\x00\u202eb") == "a��b"
+    for address in ("https://evil.test/x", "ftp://evil.test", "WWW.evil.test", "me@evil.test"):
+        shown = plain(f"see {address} now")
+        assert re.search(r"://|www\.|\w@", shown, re.I) is None, "a reader would make it a link"
+        assert shown.replace("<!-- -->", "") == f"see {address} now"
     assert table(("h",), [("a|b",)]) == ["| h |", "| --- |", r"| a\|b |"]

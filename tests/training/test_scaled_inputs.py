@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -161,6 +162,18 @@ def test_noise_that_was_calibrated_elsewhere_is_kept_both_of_it(people: Federate
     assert run.privacy.measurement == plan.measurement
     with pytest.raises(ValueError, match="a positive σ₀"):
         replace(asked, measurement=0.0)
+
+
+@pytest.mark.parametrize(
+    ("convention", "neighbours"),
+    [("poisson", "zero-out"), ("poisson", "replace-one"), ("replace-one", None), ("paper", None)],
+)
+def test_a_measurement_that_costs_too_much_is_named_as_it_was_given(
+    convention: str, neighbours: Any
+) -> None:
+    asked = fpfl.Privacy(0.2, convention=convention, neighbours=neighbours, measurement=3.0)
+    with pytest.raises(ValueError, match="with the noise multiplier 3, costs more"):
+        asked.plan(population=5000, cohort=250, rounds=200, measurement=True)
 
 
 def test_federations_have_no_measurement() -> None:
@@ -419,6 +432,89 @@ def test_a_run_that_is_killed_measures_once(
         whole = in_folder(people, tmp_path / "whole", noise_seed=noise_seed)
         assert whole.scaling == run.scaling
         assert torch.equal(whole.model(people.features), run.model(people.features))
+
+
+@pytest.mark.parametrize("killed_again", [False, True])
+@pytest.mark.parametrize("noise_seed", [5, None])
+def test_a_copy_that_is_restored_pays_for_its_own_measurement(
+    people: FederatedDataset, tmp_path: Path, noise_seed: int | None, killed_again: bool
+) -> None:
+    """The original may have gone on meanwhile; a seed draws the same figures again."""
+    ledger, original, copy = (tmp_path / name for name in ("people.jsonl", "run", "copy"))
+    PopulationLedger.create(ledger, population=USERS, epsilon=50.0).close()
+    options = {"ledger": ledger, "noise_seed": noise_seed}
+
+    def killed(where: Callable[[pytest.MonkeyPatch], None], folder: RunFolder) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            where(patch)
+            with pytest.raises(Killed):
+                train(people, folder=folder, privacy=PRIVATE, **options)
+
+    killed(before_it_is_written, RunFolder(original))
+    shutil.copytree(original, copy)
+    killed(before_round_one, RunFolder(original, resume=True))
+    assert OpenRun(original).ledger.scaling is not None
+    moved = RunFolder(copy, resume=True, moved=True)
+    if killed_again:
+        killed(before_it_is_written, moved)
+        moved = RunFolder(copy, resume=True)
+    train(people, folder=moved, privacy=PRIVATE, **options)
+    in_folder(people, copy, resume=True, **options)  # both ledgers still agree
+    opened = OpenRun(copy).ledger
+    assert opened.terms is not None
+    assert opened.spent == 6
+    with PopulationLedger.open(ledger, write=False) as theirs:
+        assert theirs.charged(opened.run, opened.terms.mechanism) == 6
+        times = theirs.charged(opened.run, opened.terms.measurement)
+    assert times == (2 if noise_seed is None else 1)
+
+
+@pytest.mark.parametrize("left", [1, 60, 500])
+@pytest.mark.parametrize("noise_seed", [5, None])
+def test_a_torn_measurement_is_not_made_again(
+    people: FederatedDataset, tmp_path: Path, noise_seed: int | None, left: int
+) -> None:
+    """Its first figures may be in the file: with others, two would be known, and one paid for."""
+    ledger, folder = tmp_path / "people.jsonl", tmp_path / "run"
+    PopulationLedger.create(ledger, population=USERS, epsilon=50.0).close()
+    options = {"ledger": ledger, "noise_seed": noise_seed}
+    with pytest.MonkeyPatch.context() as patch:
+        before_round_one(patch)
+        with pytest.raises(Killed):
+            in_folder(people, folder, **options)
+    file = folder / "ledger.jsonl"
+    content = file.read_bytes()
+    last = content.rindex(b"\n", 0, -1) + 1
+    assert b'"kind":"scaling"' in content[last:]
+    file.write_bytes(content[: last + left])
+    run = in_folder(people, folder, resume=True, **options)
+    opened = OpenRun(folder).ledger
+    assert opened.terms is not None
+    with PopulationLedger.open(ledger, write=False) as theirs:
+        assert theirs.charged(opened.run, opened.terms.measurement) == 1
+    if noise_seed is not None:
+        assert len(run.history) == 6  # the same figures, drawn again
+        return
+    assert run.history == []
+    assert "start a new run" in str(run.stopped)
+    assert run.scaling is None
+    assert opened.scaling is None
+
+
+def test_a_line_that_was_torn_before_the_measurement_does_not_stop_it(
+    people: FederatedDataset, tmp_path: Path
+) -> None:
+    ledger, folder = tmp_path / "people.jsonl", tmp_path / "run"
+    PopulationLedger.create(ledger, population=USERS, epsilon=50.0).close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunLedger, "charge_scaling", die)
+        with pytest.raises(Killed):
+            in_folder(people, folder, ledger=ledger)
+    with (folder / "ledger.jsonl").open("ab") as file:
+        file.write(b'{"n":2,"time":"20')
+    run = in_folder(people, folder, resume=True, ledger=ledger)
+    assert run.scaling is not None
+    assert len(run.history) == 5  # a torn line may have been a round's charge
 
 
 def test_a_run_that_goes_on_keeps_its_scaling_and_its_noise(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -166,6 +168,8 @@ def _load_file(path: Path, declared: SchemaConfig, population: int | None) -> Fe
             raise ValueError("it holds one bare array")
         with file:
             found = sorted(file.files)
+            assert file.zip is not None  # it is open
+            _check_size(file.zip)
             arrays = {name: file[name] for name in _COLUMNS if name in file.files}
     except Exception as error:  # there is no telling what a damaged archive raises
         raise ValueError(f"{path} cannot be read as an .npz file: {_reason(error)}") from error
@@ -178,6 +182,18 @@ def _load_file(path: Path, declared: SchemaConfig, population: int | None) -> Fe
         return _dataset(arrays, declared, population)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: {_reason(error)}") from error
+
+
+def _check_size(archive: zipfile.ZipFile) -> None:
+    """Refuse more than this machine's memory before any of it is asked for: an archive is small."""
+    names = {f"{name}.npy" for name in _COLUMNS}
+    size = sum(entry.file_size for entry in archive.infolist() if entry.filename in names)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if size > memory:
+        raise ValueError(
+            f"its arrays take {size / 2**30:,.1f} GiB and this machine has {memory / 2**30:,.1f}; "
+            "give a population folder, which is read in pieces, or fewer samples"
+        )
 
 
 def _dataset(

@@ -398,8 +398,9 @@ def load_model(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
 
     The model itself gets the parameters: give a copy to keep it as it is.
     """
-    mine = "scaling.centre" in state and "scaling.centre" not in model.state_dict()
-    if mine:
+    # The network may have a scaling of its own, which a file has with or without another before it.
+    own = "scaling.centre" in model.state_dict()
+    if "scaling.centre" in state and (not own or "model.scaling.centre" in state):
         model = ScaledModel(_unscaled(len(state["scaling.centre"])), model)
     model.load_state_dict(dict(state))
     return model

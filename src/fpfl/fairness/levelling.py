@@ -48,27 +48,44 @@ def weighed_down(history: Sequence[Mapping[str, Any]], settings: Mapping[str, An
             f"Samples of strong groups weighed {low:g} at the least; how far they went down is "
             f"recorded for rates that count errors alone ({', '.join(COUNTED)})."
         )
-    return _recorded(history, several=not layout.get("partition", True), low=float(low))
+    return _recorded(
+        history,
+        several=not layout.get("partition", True),
+        low=float(low),
+        times=" times its class's declared weight" if settings.get("class_weights") else "",
+    )
 
 
-def _recorded(history: Sequence[Mapping[str, Any]], *, several: bool, low: float) -> str:
-    """What the rows' ``least_weight`` say; ``several``: a sample may be in several groups."""
+def _recorded(
+    history: Sequence[Mapping[str, Any]], *, several: bool, low: float, times: str
+) -> str:
+    """What the rows' ``least_weight`` say.
+
+    ``several``: a sample may be in several groups, or in none. Its weight is not that of one group
+    then, and may be less.
+    """
     # The last row's is that of a round that was not run.
     found = {row["round"] + 1: row.get("least_weight") for row in history[:-1]}
     known = {t: float(weight) for t, weight in found.items() if weight is not None}
     if len(known) < len(found):
         return f"Weights went down to {low:g} at the least; the history does not say how far."
     down = {t: weight for t, weight in known.items() if weight < 1.0}
+    others = "who is in several, or in none, may have weighed less"
+    if not down and several:
+        return (
+            f"By one group alone no sample weighed less than 1{times} in any of "
+            f"{len(history):,} rounds ({others})."
+        )
     if not down:
         return (
-            f"Nobody was weighed down: no sample weighed less than 1 in any of {len(history):,} "
-            "rounds."
+            f"Nobody was weighed down: no sample weighed less than 1{times} in any of "
+            f"{len(history):,} rounds."
         )
     first, furthest = min(down), min(down, key=lambda t: down[t])
-    of_several = " by one group alone (who is in several may have weighed less)" if several else ""
+    of_several = f" by one group alone ({others})" if several else ""
     return (
-        f"Strong groups were weighed down: samples of some group weighed {_shown(down[furthest])} "
-        f"at the least{of_several}, in round {furthest:,}; below 1 from round {first:,} on, in "
+        f"Strong groups were weighed down: samples of some group weighed {_shown(down[furthest])}"
+        f"{times.replace('its class', 'their class')} at the least{of_several}, in round {furthest:,}; below 1 from round {first:,} on, in "
         f"{len(down):,} of {len(history):,} rounds."
     )
 

@@ -17,6 +17,7 @@ it is over for all.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import time
@@ -43,6 +44,9 @@ from fpfl.users.engine import CohortEngine
 log = logging.getLogger("fpfl.federation")
 
 Loader = Callable[[], FederatedDataset]
+
+ROUNDED = 2.0**-20
+"""How far below the agreed least weight one may be by rounding."""
 
 
 class Chance(Protocol):
@@ -249,19 +253,36 @@ def broadcast(
 
 
 def received(said: dict[str, object], agreement: Agreement) -> tuple[Tensor, Weights | None]:
-    """The model and the weights of a broadcast; what is not of the agreed shape is refused."""
+    """The model and the weights of a broadcast; what was not agreed on is refused."""
     layout = agreement.layout
     like = agreement.spec.flat.vector()
     w = _tensor(said, "w", (layout.parameters,), like)
     if "groups" not in said:
         return w, None
     rates, groups = len(layout.rates), len(layout.groups)
-    low, high = (float(said[name]) for name in ("low", "high"))  # type: ignore[arg-type]
     return w, Weights(
         _tensor(said, "groups", (rates, groups), like),
         _tensor(said, "overall", (rates,), like),
-        low,
-        high,
+        *_range(said, agreement),
+    )
+
+
+def _range(said: Mapping[str, object], agreement: Agreement) -> tuple[float, float]:
+    """The range of samples' weights; one that reaches beyond the agreed method's is refused."""
+    method = agreement.spec.method
+    least, most = getattr(method, "low", 0.0), getattr(method, "high", math.inf)
+    low, high = said.get("low"), said.get("high")
+    # Weights are computed in single precision: the least may be a rounding below the agreed one.
+    if (
+        isinstance(low, float)
+        and isinstance(high, float)
+        and max(0.0, least - ROUNDED) <= low <= 1.0 <= high <= most
+        and math.isfinite(high)
+    ):
+        return low, high
+    raise ValueError(
+        f"the range of samples' weights is [{low!r}, {high!r}]; it must contain 1 and lie within "
+        f"[{least:g}, {most:g}], which was agreed on"
     )
 
 

@@ -105,7 +105,7 @@ def _vector(
         )
     try:
         level = received_level(request, agreement)
+        w, weights = received(dict(request), agreement)
     except ValueError as error:
         raise Refused(state.name, f"{error}.") from None
-    w, weights = received(dict(request), agreement)
     return contribution.vector(session.round, w, weights, level)

@@ -10,10 +10,12 @@ are the same.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from fpfl.aggregation import NoiseSource
 from fpfl.data.federated import FederatedDataset
@@ -28,6 +30,22 @@ from fpfl.heldout.result import PrivateEvaluation
 from fpfl.privacy.gaussian import gaussian_epsilon, gaussian_noise_multiplier
 from fpfl.runs.folder import AGAINST, OpenRun, as_json, model_digest
 from fpfl.store.files import write_whole
+
+
+@dataclass(frozen=True)
+class _Second:
+    """Where the noise of the second of two releases comes from: a seed must not draw it again."""
+
+    source: NoiseSource
+
+    @property
+    def seeded(self) -> bool:
+        """See `NoiseSource`."""
+        return self.source.seeded
+
+    def integers(self, size: int, round: int, *, device: torch.device) -> Tensor:
+        """See `NoiseSource`: what the source has for the round after."""
+        return self.source.integers(size, round + 1, device=device)
 
 
 def epsilon_of_each(epsilon: float, delta: float) -> float:
@@ -106,6 +124,8 @@ def evaluate_with_reference(
                 "that were released"
             )
     each_epsilon = epsilon_of_each(epsilon, 1 / (10 * data.K) if delta is None else delta)
+    # With the same noise twice, the difference of the two would have none.
+    second = None if noise is None else _Second(noise)
     mine, theirs = (
         evaluate_run(
             each,
@@ -118,10 +138,10 @@ def evaluate_with_reference(
             confidence=confidence,
             ledger=ledger,
             moved=moved,
-            noise=noise,
+            noise=own,
             auc=auc,
         )
-        for each in (run, reference)
+        for each, own in ((run, noise), (reference, second))
     )
     found = compare_private(mine, theirs, data.schema, constraint, confidence)
     write_against(run.path, reference.path, "private", found)

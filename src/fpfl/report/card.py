@@ -53,6 +53,8 @@ LONGEST = 300
 """Characters of one name or sentence that are shown."""
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]#|~$])")
+_LINK = re.compile(r"(?<=:)(?=//)|(?<=www)(?=\.)|(?=@)", re.IGNORECASE)
+"""Where an address is cut in two, so that no reader of Markdown makes a link of it."""
 
 
 def plain(text: object, longest: int = LONGEST) -> str:
@@ -61,7 +63,7 @@ def plain(text: object, longest: int = LONGEST) -> str:
     line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
     if len(line) > longest:
         line = f"{line[: longest - 1]}…"
-    return _SPECIAL.sub(r"\\\1", html.escape(line, quote=False))
+    return _LINK.sub("<!-- -->", _SPECIAL.sub(r"\\\1", html.escape(line, quote=False)))
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:

@@ -125,7 +125,10 @@ def rounded(values: Sequence[Number]) -> list[Number]:
 
 def axes(x: str, y: str, *, span: tuple[float, float] | None = None, **more: Any) -> dict[str, Any]:
     """A layout with titled axes; ``span`` is the drawn range of y."""
-    layout: dict[str, Any] = {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}}
+    layout: dict[str, Any] = {
+        "xaxis": {"title": {"text": safe(x)}},
+        "yaxis": {"title": {"text": safe(y)}},
+    }
     if span is not None:
         layout["yaxis"]["range"] = list(span)
     return layout | more

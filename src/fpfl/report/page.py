@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -99,17 +101,28 @@ def report_html(records: Sequence[RunRecord], script: str) -> str:
         if several
         else "What was trained, what it promises to its users, and how even it is between groups."
     )
+    js = _file("page.js")
     return Template(_file("page.html")).substitute(
+        hashes=" ".join(_hash(text) for text in (script, js)),
         title=escape(f"{len(records)} runs compared" if several else f"Run {names[0]}"),
         lead=escape(lead),
         version=escape(_version()),
         nav=_nav(names, ids) if several else "",
         css=_file("page.css"),
-        js=_file("page.js"),
+        js=js,
         body="\n".join(parts),
         charts=in_script(specs),
         plotly=script,
     )
+
+
+def _hash(script: str) -> str:
+    """What a page's policy says of a script that may run: no other may, whatever is on the page.
+
+    Of the element's text, which begins and ends with a line break (`page.html`).
+    """
+    found = hashlib.sha256(f"\n{script}\n".encode()).digest()
+    return f"'sha256-{base64.b64encode(found).decode()}'"
 
 
 def in_script(content: Any) -> str:

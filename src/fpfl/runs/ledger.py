@@ -32,6 +32,12 @@ NO_MEASUREMENT = (
     "so nothing is released; the budget's file says which runs used it"
 )
 
+LOST_MEASUREMENT = (
+    "the measurement of the inputs was made, and a line of the run's ledger was cut off before it "
+    "was whole: what is left of it may have the figures. A second measurement is not in what this "
+    "run may cost, so nothing is released; start a new run, which is charged for its own"
+)
+
 
 class CopiedRunError(ValueError):
     """A run folder that may be a copy, resumed where the original could be, too."""
@@ -62,6 +68,8 @@ class RunLedger:
         self.evaluations: list[dict[str, Any]] = []
         self.measurements: list[dict[str, Any]] = []
         self.scaling: dict[str, Any] | None = None
+        self._moved = False
+        self._torn = 0
         self._charge_lines = 0
         self._mechanism = self.terms.mechanism if self.terms else None
         self._rounds = self.terms.rounds if self.terms else 0
@@ -146,6 +154,7 @@ class RunLedger:
         for record in self.chain.hold(patience):
             self._take(record)
         self._check_copy(self.chain.path, moved)
+        self._moved = moved
 
     def go_on_writing(self, population: PopulationLedger | None = None) -> None:
         """Begin to write to the file that is held, and to the population's, which agree first."""
@@ -337,7 +346,9 @@ class RunLedger:
         """Charge the population for the measurement before the first round; before it is made.
 
         A run that is resumed charges it where nothing was written down of it: a release that no
-        process outlived was seen by nobody, and is the one that was charged then.
+        process outlived was seen by nobody, and is the one that was charged then. Of a folder that
+        was restored one cannot know that: the run that it is a copy of may have gone on, with
+        other figures. Nor where a line was torn, which others may have read.
         """
         mechanism = self.terms.measurement if self.terms else None
         if mechanism is None or self.scaling is not None:
@@ -345,17 +356,22 @@ class RunLedger:
                 "this run has no measurement to charge: it was planned without one, or has made it"
             )
         assert self._mechanism is not None  # a run with terms is private
-        if self.population is not None and not self._scaling_charged(mechanism):
+        charged = self.population is None or self._scaling_charges(mechanism) > 0
+        # A simulation draws the same noise, and releases the same figures again.
+        if self._torn and charged and not self.simulation:
+            raise BudgetExhaustedError(LOST_MEASUREMENT)
+        again = self._moved and not self.simulation
+        if self.population is not None and (again or not charged):
             if not self.population.has_room({mechanism: 1, self._mechanism: 1}):
                 raise BudgetExhaustedError(NO_MEASUREMENT)
             self.population.charge(self.run, mechanism, None, "measurement")
             self.population.sync()
 
-    def _scaling_charged(self, mechanism: Mechanism) -> bool:
-        """Whether the population has a charge of it that nothing else here accounts for."""
+    def _scaling_charges(self, mechanism: Mechanism) -> int:
+        """How many charges of it the population has that nothing else here accounts for."""
         assert self.population is not None
         others = [Mechanism.from_dict(record["mechanism"]) for record in self.measurements]
-        return self.population.charged(self.run, mechanism) > others.count(mechanism)
+        return max(0, self.population.charged(self.run, mechanism) - others.count(mechanism))
 
     def record_scaling(self, scaling: dict[str, Any], *, measured: bool) -> None:
         """Write down how inputs are scaled, on the disk, before anything is computed with it.
@@ -364,10 +380,13 @@ class RunLedger:
         which the one is known and the other is not.
         """
         mechanism = self.terms.measurement if self.terms and measured else None
-        record = {
+        record: dict[str, Any] = {
             "mechanism": None if mechanism is None else mechanism.as_dict(),
             "scaling": scaling,
         }
+        if mechanism is not None and self.population is not None:
+            charges = self._scaling_charges(mechanism)
+            record |= {"charges": charges} if charges > 1 else {}  # of a folder that was restored
         self.chain.append("scaling", **record)
         self._take({"kind": "scaling", **record})
         self.chain.sync()
@@ -405,6 +424,8 @@ class RunLedger:
         count = 1 if kind == "charge" else 0
         if kind == "torn" and not self.simulation:
             count = record["lines"]
+        if kind == "torn" and self.scaling is None:
+            self._torn += record["lines"]
         if self._mechanism is not None and count:
             self.charges[self._mechanism] = self.charges.get(self._mechanism, 0) + count
             if kind == "charge":
@@ -421,7 +442,7 @@ class RunLedger:
         elif kind == "scaling":
             self.scaling = record
             # The population's ledger has a charge for it, too.
-            self._charge_lines += record["mechanism"] is not None
+            self._charge_lines += record.get("charges", 1) if record["mechanism"] else 0
 
     def _evaluated(self, model: str | None) -> dict[str, Any] | None:
         """The private evaluation of the model that the run ended with last; None: not yet."""
@@ -505,8 +526,8 @@ class RunLedger:
         mine = self._charge_lines + sum(self.population.charged(self.run, m) > 0 for m in apart)
         # A measurement is charged to the population first: a crash then left it to be made.
         planned = self.terms.measurement if self.terms else None
-        if planned is not None and self.scaling is None and self._scaling_charged(planned):
-            mine += 1
+        if planned is not None and self.scaling is None:
+            mine += self._scaling_charges(planned)
         # One more or less is a crash between the two files, before anything was released.
         if known > mine + 1:
             raise CopiedRunError(

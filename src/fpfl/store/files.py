@@ -47,7 +47,11 @@ def write_all(descriptor: int, content: bytes | memoryview) -> None:
 
 
 def write_whole(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Write a file so that it is there in full or not at all, whatever happens meanwhile."""
+    """Write a file so that it is there in full or not at all, whatever happens meanwhile.
+
+    It is made under a name that anybody can guess, so it is made anew: a link that somebody else
+    put there is removed and not followed.
+    """
     part = path.with_name(f".{path.name}.part")
     before = (
         "The file as it was before is still there"
@@ -56,7 +60,8 @@ def write_whole(path: Path, content: bytes, mode: int = 0o644) -> None:
     )
     with explained(path, f"{before}; free space or mend the folder"):
         try:
-            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+            part.unlink(missing_ok=True)
+            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
             try:
                 write_all(descriptor, content)
                 os.fsync(descriptor)

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import comb
+from math import comb, perm
 
 from fpfl.federation.secagg.primitives import digest
 from fpfl.federation.secagg.session import Session
@@ -122,14 +122,25 @@ def choose_graph(
             "honest ones are left, whose sum hides nothing. Ask more nodes."
         )
     few = nodes if fewest is None else fewest
-    for degree in range(2, nodes - 1 if nodes > complete_up_to else 0, 2):
-        missing = max(dropping, nodes - few)
-        if _falls_apart(nodes, colluding + missing, degree, privacy_bits + 1):
-            continue
-        private = _least_threshold(nodes, few, colluding, degree, privacy_bits + 1)
-        correct = _largest_threshold(nodes, dropping, degree, correctness_bits)
+    lowest = max(2, colluding + 1)
+    if type(few) is not int or not lowest <= few <= nodes:
+        raise ValueError(
+            f"fewest must be a whole number from {lowest}, with {colluding} that may collude, to "
+            f"nodes = {nodes}, but got {fewest!r}."
+        )
+    end = nodes - 1 if nodes > complete_up_to else 0
+    bad = colluding + max(dropping, nodes - few)
+    degree = _first_that_holds_together(nodes, bad, end, privacy_bits + 1)
+    while degree < end:
+        marked = _unlikely(few - 1, colluding, min(degree, few - 1), nodes, privacy_bits + 1)
+        private = max(2, marked)
+        correct = degree + 1 - _unlikely(nodes - 1, dropping, degree, nodes, correctness_bits)
         if private <= correct:
             return GraphChoice(degree, correct)
+        # With one more neighbour the least private threshold does not sink, and the largest
+        # correct one rises by 1 at most: none of the degrees in between can do.
+        degree += private - correct
+        degree += degree % 2
     threshold = 2 * nodes // 3 + 1
     # The node itself may be the one that drops out, but then it is one of the d.
     if threshold > nodes - dropping or colluding >= threshold:
@@ -140,33 +151,46 @@ def choose_graph(
     return GraphChoice(None, threshold)
 
 
+def _first_that_holds_together(nodes: int, bad: int, end: int, bits: int) -> int:
+    """The smallest even degree from 2 that keeps survivors together; ``end`` or more for none.
+
+    Each further neighbour multiplies the probability by (b − k)/(n − k) < 1, so that the degrees
+    that hold begin somewhere and never end: it is looked for in doubling steps, then by halves.
+    """
+    low, high = 0, 2
+    while high < end and _falls_apart(nodes, bad, high, bits):
+        low, high = high, 2 * high
+    while high - low > 2:
+        middle = (low + high) // 4 * 2
+        if _falls_apart(nodes, bad, middle, bits):
+            low = middle
+        else:
+            high = middle
+    return high
+
+
 def _falls_apart(nodes: int, bad: int, degree: int, bits: int) -> bool:
-    """Whether n(n−1)/2 · C(n−k, b−k)/C(n, b) is above 2^−bits."""
-    if bad < degree:
-        return False
+    """Whether n(n−1)/2 · C(n−k, b−k)/C(n, b) is above 2^−bits.
+
+    The quotient is that of b(b−1)…(b−k+1) and n(n−1)…(n−k+1), which are short numbers.
+    """
     pairs = nodes * (nodes - 1) // 2
-    return pairs * comb(nodes - degree, bad - degree) << bits > comb(nodes, bad)
+    return pairs * perm(bad, degree) << bits > perm(nodes, degree)
 
 
-def _least_threshold(nodes: int, few: int, marked: int, degree: int, bits: int) -> int:
-    """The smallest t with n · P[X ≥ t] ≤ 2^−bits where a take part, at least 2."""
-    degree = min(degree, few - 1)  # all of them are neighbours then
-    whole, tail, t = comb(few - 1, degree), 0, degree + 1
-    while t > 2:
-        tail += comb(marked, t - 1) * comb(few - 1 - marked, degree - t + 1)
-        if nodes * tail << bits > whole:
-            break
-        t -= 1
-    return t
+def _unlikely(others: int, marked: int, drawn: int, nodes: int, bits: int) -> int:
+    """The smallest x with n · P[X ≥ x] ≤ 2^−bits: so many marked neighbours no node has.
 
-
-def _largest_threshold(nodes: int, marked: int, degree: int, bits: int) -> int:
-    """The largest t with n · P[k − Y < t] ≤ 2^−bits; 0 where there is none."""
-    whole, tail, t = comb(nodes - 1, degree), 0, 0
-    while t < degree:
-        # P[k − Y < t + 1] = P[Y ≥ k − t]
-        tail += comb(marked, degree - t) * comb(nodes - 1 - marked, t)
-        if nodes * tail << bits > whole:
-            break
-        t += 1
-    return t
+    X of the ``drawn`` are marked, where ``marked`` of all ``others`` are. The ways to draw exactly
+    i marked ones, C(c, i) C(a−c, k−i), are added up from the largest i on, and each follows from
+    the one before by a product and a division without remainder.
+    """
+    i = min(drawn, marked)
+    unmarked = others - marked
+    ways = comb(marked, i) * comb(unmarked, drawn - i)
+    most, tail = comb(others, drawn) // (nodes << bits), ways
+    while tail <= most:
+        ways = ways * (i * (unmarked - drawn + i)) // ((marked - i + 1) * (drawn - i + 1))
+        tail += ways
+        i -= 1
+    return i + 1

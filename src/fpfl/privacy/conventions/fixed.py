@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from fpfl.privacy.accounting import calibrate_without_replacement, epsilon_without_replacement
 from fpfl.privacy.conventions.base import Convention, Sampler, register, rounded_up
+from fpfl.privacy.gaussian import gaussian_noise_multiplier
 from fpfl.privacy.renyi import fixed_size_renyi
 from fpfl.privacy.sampling import FixedSizeSampling
 
@@ -37,6 +38,14 @@ def _epsilon(plan: PrivacyPlan, population: int, sensitivity: int) -> float:
 
 
 def _calibrate(plan: PrivacyPlan, epsilon: float) -> float:
+    # Refuses a measurement that costs too much in the plan's units: below it is in sensitivities.
+    _ = gaussian_noise_multiplier(
+        epsilon,
+        plan.rounds,
+        plan.delta,
+        sensitivity=plan.sensitivity,
+        measurement=plan.measurement,
+    )
     return plan.sensitivity * calibrate_without_replacement(
         epsilon,
         plan.population,
