@@ -12,6 +12,7 @@ more sums than were agreed on.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import sys
 import tempfile
@@ -32,7 +33,6 @@ from fpfl.federation.ledger import Budget, Count, NodeLedger, NotAnsweredError
 from fpfl.federation.node import RUN_BYTES, answered
 from fpfl.federation.sealing import opened, sealed
 from fpfl.federation.secagg import Identity, Message, Refused
-from fpfl.federation.secagg.session import fingerprint as hash_of
 from fpfl.store.files import write_whole
 
 if TYPE_CHECKING:
@@ -414,9 +414,9 @@ class Guarded:
 def _asked(request: Mapping[str, Any]) -> bytes:
     """A hash of what is asked for: the survivors, where they are named, else all of it."""
     names = request.get("survivors")
-    if isinstance(names, list) and all(isinstance(name, str) for name in names):
-        return hash_of({"survivors": sorted(names)})
-    return hash_of(request)
+    said = dict(request) if not isinstance(names, list) else {"survivors": sorted(map(str, names))}
+    text = json.dumps(said, sort_keys=True, default=lambda value: ["bytes", bytes(value).hex()])
+    return hashlib.sha256(text.encode()).digest()
 
 
 def _always(ledger: NodeLedger) -> bool:
