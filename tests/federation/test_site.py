@@ -34,6 +34,8 @@ from fpfl.federation.site import (
     SITE,
     Site,
     SiteNode,
+    figures,
+    figures_in_words,
     ledger_of,
     package_hash,
     pause,
@@ -242,7 +244,9 @@ def test_what_nothing_bounds_counts_as_infinite(changes, tmp_path, monkeypatch):
     if changes.get("test_seed") is None:
         sites = Sites(agreed, free, monkeypatch)
         sites.run()
-        assert sites.ledgers[0].as_dict()["spent"] == math.inf
+        assert sites.ledgers[0].as_dict()["spent"] is None
+        assert sites.ledgers[0].spent(1e-5) == math.inf
+        assert "no bound on ε" in figures_in_words(figures(free / "node-0"))
 
 
 def test_a_site_without_an_accountant_refuses_in_words(tmp_path, monkeypatch, caplog):
@@ -733,6 +737,7 @@ def test_code_of_the_same_name_that_was_sent_is_refused(package, tmp_path, monke
         ("[budget]\nepsilon = -1.0\ndelta = 1e-5\n", "budget.epsilon"),
         ("[budget]\nepsilon = 1.0\n", "budget.delta"),
         ("rounds = 0\n", "rounds"),
+        ("approve = ['everybody']\n", "approve"),
         ('agreement = "a:b"\n', "fpfl federation pin"),
         ('agreement = "os:system"\nload = "ourtask:load"\n[package]\nname = "ourtask"\n'
          f'sha256 = "{"0" * 64}"\n', "ourtask.module:function"),

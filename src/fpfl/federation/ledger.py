@@ -39,6 +39,7 @@ costs a round.
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -333,19 +334,28 @@ class NodeLedger:
             for order in ORDERS
         )
 
-    def as_dict(self, delta: float = 1e-6) -> dict[str, Any]:
-        """The figures, for people and programs."""
+    def as_dict(self) -> dict[str, Any]:
+        """The figures, for people and programs; an ε is None where nothing bounds it.
+
+        At the budget's δ; without one at the least of the agreements'.
+        """
         self._refresh()
         fixed = self.filter_terms
-        delta = fixed["delta"] if fixed else delta
+        deltas = [fixed] if fixed else [account.terms for account in self.accounts.values()]
+        delta = min((each["delta"] for each in deltas if each["delta"]), default=1e-6)
+
+        def spent(what: Literal["reserved", "sums", "vectors"]) -> float | None:
+            epsilon = self.spent(delta, what)
+            return None if math.isinf(epsilon) else epsilon
+
         found: dict[str, Any] = {
             "node": self.node,
             "head": list(self._chain.head),
             "budget": fixed,
             "delta": delta,
-            "reserved": self.spent(delta, "reserved"),
-            "spent": self.spent(delta, "sums"),
-            "at most": self.spent(delta, "vectors"),
+            "reserved": spent("reserved"),
+            "spent": spent("sums"),
+            "at most": spent("vectors"),
             "agreements": {
                 name: {
                     "rounds": account.terms["rounds"],

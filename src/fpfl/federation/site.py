@@ -54,6 +54,9 @@ _ONCE = ("consent", "unmask")
 _PATH = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 
 
+Fingerprint = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -97,7 +100,7 @@ class Site(_Part):
         What ``load`` gets.
     """
 
-    approve: Literal["ask", "first", "all"] | tuple[str, ...] = "all"
+    approve: Literal["ask", "first", "all"] | tuple[Fingerprint, ...] = "all"
     budget: BudgetSettings | None = None
     rounds: Annotated[int, Field(ge=1)] | None = None
     count: Count = "sums"
@@ -495,7 +498,7 @@ def figures_in_words(found: dict[str, Any]) -> str:
             state = f"approved ({', '.join(each['approvals'])})"
         else:
             state = "NOT APPROVED"
-        epsilon = "no ε" if each["epsilon"] is None else f"ε = {each['epsilon']:.4g}"
+        epsilon = _epsilon(each["epsilon"])
         late = f"; {each['overruns']} took longer than hold" if each["overruns"] else ""
         lines.append(
             f"Agreement {name}: {state}; {epsilon} for {each['rounds']} rounds. Opened with this "
@@ -503,9 +506,9 @@ def figures_in_words(found: dict[str, Any]) -> str:
             f"{each['vectors']}{late}."
         )
     lines.append(
-        f"By this node's own accounting, at δ = {found['delta']:.3g}: ε = {found['spent']:.4g} of "
-        f"the sums that it helped to open, {found['at most']:.4g} were every vector in one, and "
-        f"{found['reserved']:.4g} of all that is approved."
+        f"By this node's own accounting, at δ = {found['delta']:.3g}: {_epsilon(found['spent'])} "
+        f"of the sums that it helped to open, {_epsilon(found['at most'])} were every vector in "
+        f"one, and {_epsilon(found['reserved'])} of all that is approved."
     )
     if budget is None:
         lines.append("There is no budget.")
@@ -515,3 +518,7 @@ def figures_in_words(found: dict[str, Any]) -> str:
             f"together (Rényi order {budget['order']}, {budget['neighbours']} neighbours)."
         )
     return "\n".join(lines)
+
+
+def _epsilon(value: float | None) -> str:
+    return "no bound on ε" if value is None else f"ε = {value:.4g}"
