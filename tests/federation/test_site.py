@@ -100,7 +100,7 @@ class Sites:
     def lied_to(self, round: int) -> str:
         """Ask for a round as a server does that does not count; what nodes said against it."""
         before = len(self.courier.refused)
-        server = self.server()
+        server = self.server(self.agreed)
         server._check_room = lambda round: None  # type: ignore[method-assign]
         server._charge = lambda round: None  # type: ignore[method-assign]
         try:
@@ -680,6 +680,35 @@ def test_pinned_code_is_run_and_no_other(package, tmp_path, monkeypatch):
     (package / "link.py").symlink_to(package / "task.py")
     with pytest.raises(ValueError, match="is a link"):
         pinned(site.package, "ourtask.task:load")
+
+
+def test_a_pinned_node_asks_nothing_of_what_was_sent(package, tmp_path, monkeypatch):
+    """Agreement, loader and what the loader is told are the site's, whatever came."""
+    agreed, sent = agreed_on(), agreed_on(rounds=9)
+    monkeypatch.setattr(federated, "CURRENT", [agreed])
+    sites = Sites(agreed, tmp_path, monkeypatch, toml_of(package))
+
+    def ask_what_was_sent() -> Any:
+        raise AssertionError("what was sent was run")
+
+    made = sites.nodes["node-0"].contribution({"site": "theirs"}, ask_what_was_sent)
+    assert made.agreement is agreed
+    assert made.load() is federated.people()
+
+    def answered(request: Any, state: bytes, identity: Any, make: Any) -> Any:
+        node = sites.nodes[identity.name]
+        return node.answered(
+            request, state, lambda: node.contribution({"site": "theirs"}, ask_what_was_sent)
+        )
+
+    monkeypatch.setattr(federated, "answered", answered)
+    assert not sites.lied_to(1)
+    sites.agreed = sent  # a server with another agreement than the pinned one
+    assert "than this node's agreement" in sites.lied_to(1)
+    free = SiteNode(sites.courier.identities[0], Site(), None, tmp_path / "paused")
+    with pytest.raises(ValueError, match=r"add .package., agreement"):
+        free.contribution()
+    assert free.contribution({}, lambda: (lambda: sent, lambda node: None)).agreement is sent
 
 
 def test_bytecode_that_lies_beside_pinned_sources_is_not_run(package, monkeypatch):

@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fpfl.federation")
 
+Functions = tuple[Callable[[], "Agreement"], Callable[[Any], Any]]
+"""What makes the agreement, and what reads the node's users."""
+
 IDENTITY, SITE, LEDGER, PAUSED = "identity", "site.toml", ".ledger", ".paused"
 
 _ONCE = ("consent", "unmask")
@@ -309,12 +312,47 @@ class SiteNode:
             raise Refused(self.identity.name, str(error)) from None
         return sealed(kept, self.identity), said
 
-    def functions(self) -> tuple[Callable[[], Agreement], Callable[[Any], Any]] | None:
+    def functions(self) -> Functions | None:
         """Agreement and loader of the pinned package; None where the site pins none."""
         package, agreement, load = self.site.package, self.site.agreement, self.site.load
         if package is None or agreement is None or load is None:
             return None
         return pinned(package, agreement), pinned(package, load)
+
+    def contribution(
+        self, config: Mapping[str, Any] | None = None, sent: Callable[[], Functions] | None = None
+    ) -> Contribution:
+        """What computes the node's vector; torch is imported here.
+
+        Parameters
+        ----------
+        config
+            What the node was told where it was started; ``[node]`` of site.toml wins.
+        sent
+            Gives agreement and loader, where the site pins none: a pinned package is run whatever
+            else there is, and nothing is asked of what was sent.
+        """
+        from fpfl.federation.contribution import Contribution, SystemChance, TestChance
+
+        found = self.functions() or (None if sent is None else sent())
+        if found is None:
+            raise ValueError(
+                "this site pins no package, and no code was sent along: add [package], agreement "
+                f"and load to {SITE}"
+            )
+        make, load = found
+        agreed, config = make(), {**(config or {}), **self.site.node}
+        chance: SystemChance | TestChance = SystemChance()
+        if agreed.test_seed is not None:
+            numbers = [config.get(name) for name in ("partition-id", "first-user")]
+            if not all(isinstance(number, int) for number in numbers):
+                raise ValueError(
+                    "with a test_seed a node must be told partition-id=... and first-user=..., "
+                    "whole numbers"
+                )
+            number, first = (int(number) for number in numbers if number is not None)
+            chance = TestChance(agreed.test_seed, number, first)
+        return Contribution(agreed, lambda: load(config), chance)
 
     def _check_paused(self) -> None:
         if self.paused.exists():

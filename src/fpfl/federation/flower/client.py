@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -24,9 +24,6 @@ from fpfl.federation.flower.logs import show
 from fpfl.federation.project import IDENTITY
 from fpfl.federation.secagg import Refused
 from fpfl.federation.site import SiteNode
-
-if TYPE_CHECKING:
-    from fpfl.federation.contribution import Contribution
 
 log = logging.getLogger("fpfl.federation")
 
@@ -55,7 +52,11 @@ def client_app(agreement: str, load: str) -> ClientApp:
             with closing(_node(context)) as node:
                 state = context.state.config_records.get(RECORD, {}).get("state", b"")
                 kept, said = node.answered(
-                    request, state, lambda: _contribution(node, agreement, load, context)
+                    request,
+                    state,
+                    lambda: node.contribution(
+                        context.node_config, lambda: (resolved(agreement), resolved(load))
+                    ),
                 )
             context.state[RECORD] = ConfigRecord({"state": kept})
         except Refused as error:
@@ -89,29 +90,6 @@ def _identity(context: Context) -> Path:
             "--node-config 'identity=\"FILE\"', a file that fpfl federation keys made"
         )
     return Path(path)
-
-
-def _contribution(node: SiteNode, agreement: str, load: str, context: Context) -> Contribution:
-    """What computes the node's vector; torch is imported here.
-
-    From the package that the site has pinned, if there is one: then nothing that was sent counts.
-    """
-    from fpfl.federation.contribution import Contribution, SystemChance, TestChance
-
-    make, read = node.functions() or (resolved(agreement), resolved(load))
-    agreed = make()
-    config = {**context.node_config, **node.site.node}
-    chance: SystemChance | TestChance = SystemChance()
-    if agreed.test_seed is not None:
-        numbers = [config.get(name) for name in ("partition-id", "first-user")]
-        if not all(isinstance(number, int) for number in numbers):
-            raise ValueError(
-                "with a test_seed a node must be told partition-id=... and first-user=..., whole "
-                "numbers"
-            )
-        node_number, first = (int(number) for number in numbers if number is not None)
-        chance = TestChance(agreed.test_seed, node_number, first)
-    return Contribution(agreed, lambda: read(config), chance)
 
 
 def resolved(name: str) -> Callable[..., Any]:
