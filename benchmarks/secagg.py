@@ -85,7 +85,7 @@ def one_round(
     base = rng.integers(0, 2**32, session.size, dtype=np.uint32)
     vectors = {name: base + np.uint32(node.index) for name, node in nodes.items()}
     gone = set(rng.choice(list(nodes), leave, replace=False).tolist())
-    server = Aggregation(session, AUTHORITY.key, nodes)
+    server = Aggregation(session, AUTHORITY.trust, nodes)
     states: dict[str, ClientState] = {}
     while server.step != "done":
         step, start = server.step, time.perf_counter()
@@ -95,7 +95,7 @@ def one_round(
             if step == "mask" and name in gone:
                 continue
             if cold:
-                identity._verified.cache_clear()
+                identity._signed.cache_clear()
             start = time.perf_counter()
             states[name], answer = answered(step, nodes[name], states.get(name), request, vectors)
             between = time.perf_counter()

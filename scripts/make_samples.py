@@ -41,7 +41,7 @@ from fpfl.privacy.budget import PopulationLedger
 from fpfl.privacy.filter import Mechanism
 from fpfl.runs.fingerprints import environment
 from fpfl.runs.journal import Journal, withdraw
-from fpfl.store.files import write_all, write_whole
+from fpfl.store.files import write_all
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLES = ROOT / "tests" / "samples"
@@ -459,22 +459,18 @@ def make_estimators(place: Path) -> None:
 
 
 def make_keys(place: Path) -> None:
-    """What fpfl federation keeps in formats of its own, of nodes that there are not.
+    """What fpfl federation keeps of nodes that there are not: nothing that is secret."""
+    from fpfl.federation import enrolment as keys
 
-    Nothing in PEM: who generates such keys anew tests as much. The secret key in ``identity`` is of
-    a node that was never enrolled with anybody.
-    """
-    from fpfl.federation import project as keys
-    from fpfl.federation.secagg import Authority
-
-    authority = Authority.make()
-    write_whole(place / keys.AUTHORITY, authority.key)
     with tempfile.TemporaryDirectory() as folder:
-        offline, node = Path(folder), Path(folder) / "node"
-        write_whole(offline / keys.SECRET, authority.secret)
-        credential = keys.certify(offline, keys.make_request(node), "hospital", 6)
-        keys.accept(node, credential)
-        for file in (credential, node / keys.IDENTITY):
+        offline, node = Path(folder) / "keys", Path(folder) / "hospital"
+        keys.make_keys(offline, 3)
+        request = keys.make_request(node)
+        asked = keys.read_request(request)
+        keys.certify(offline, request, asked.fingerprint, index=6)
+        keys.revoke(offline, ["node-2"])
+        for file in (node / keys.CREDENTIAL, offline / keys.AUTHORITY, offline / keys.REGISTER,
+                     offline / keys.REVOKED):  # fmt: skip
             shutil.copy(file, place)
 
 

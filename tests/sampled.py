@@ -383,18 +383,24 @@ def onnx_facts(path: Path) -> dict[str, Any]:
 
 
 def keys_facts(place: Path) -> dict[str, Any]:
-    """Who the made-up node is, by its identity and by the credential that it got."""
-    from fpfl.federation import project as keys
-    from fpfl.federation.secagg import Credential, Identity
-    from fpfl.federation.secagg.primitives import split
+    """Who the made-up node is, and what its authority's register and list say."""
+    from fpfl.federation import enrolment as keys
+    from fpfl.federation.register import Register
+    from fpfl.federation.revocation import Revocations
+    from fpfl.federation.secagg import Credential, Trust
+    from fpfl.federation.secagg.certificates import certificates_from_pem
 
-    identity = Identity.from_bytes((place / keys.IDENTITY).read_bytes())
-    given, authority = split((place / keys.CREDENTIAL).read_bytes(), 2)
-    credential = Credential.verified(given, authority)
+    trust = Trust.from_pem((place / keys.AUTHORITY).read_bytes())
+    own, _ = certificates_from_pem((place / keys.CREDENTIAL).read_bytes())
+    credential = Credential.signed(own, trust)
+    revoked = Revocations.read((place / keys.REVOKED).read_bytes(), trust)
+    with Register.open(place / keys.REGISTER, trust, write=False) as register:
+        known = [(one.credential.name, one.revoked is not None) for one in register.entries]
     return {
-        "identity": (identity.name, identity.index, identity.authority.hex()),
-        "credential": (credential.name, credential.index, credential.key.hex()),
-        "authority": (authority.hex(), (place / keys.AUTHORITY).read_bytes().hex()),
+        "credential": (credential.name, credential.index, credential.fingerprint),
+        "authority": trust.fingerprint,
+        "register": known,
+        "list": (revoked.number, [f"{serial:x}" for serial in revoked.serials]),
     }
 
 

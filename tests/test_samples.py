@@ -561,17 +561,24 @@ def test_an_agreement_has_the_fingerprint_that_it_had(sample: Path) -> None:
 
 
 @each("throwaway-keys")
-def test_identities_and_credentials_are_read(sample: Path, tmp_path: Path) -> None:
+def test_keys_of_the_first_version_are_refused_in_words(sample: Path, tmp_path: Path) -> None:
+    """They had no dates and could not be revoked; 0.1 reads them."""
     pytest.importorskip("cryptography", reason="a federation takes cryptography")
-    from fpfl.federation import project as keys
-    from fpfl.federation.secagg import Identity
+    from fpfl.federation import enrolment as keys
+    from fpfl.federation.secagg import Identity, Invalid, Trust
 
-    found = sampled.keys_facts(sample)
-    check_alike(json.loads(json.dumps(found)), expected(sample))
     content = (sample / keys.IDENTITY).read_bytes()
-    identity = Identity.from_bytes(content)
-    assert identity.to_bytes() == content
-    # A credential that came back, for a node that has made its own key.
-    (tmp_path / keys.SIGNING).write_bytes(identity.signing)
-    assert keys.accept(tmp_path, sample / keys.CREDENTIAL) == identity
-    assert (tmp_path / keys.IDENTITY).read_bytes() == content
+    with pytest.raises(Invalid, match=r"fpfl 0\.1.*fpfl federation request"):
+        Identity.from_bytes(content)
+    with pytest.raises(Invalid, match=r"fpfl 0\.1.*fpfl federation keys"):
+        Trust.from_pem((sample / keys.AUTHORITY).read_bytes())
+    (tmp_path / keys.SIGNING).write_bytes(content[-32:])
+    with pytest.raises(Invalid, match=r"fpfl 0\.1.*fpfl federation request"):
+        keys.accept(tmp_path, sample / keys.CREDENTIAL, "")
+    (tmp_path / keys.REQUEST).write_bytes(content[-32:])
+    with pytest.raises(Invalid, match=r"fpfl 0\.1.*fpfl federation request"):
+        keys.read_request(tmp_path / keys.REQUEST)
+    for name in (keys.SECRET, keys.AUTHORITY):
+        (tmp_path / name).write_bytes(content[-32:])
+    with pytest.raises(Invalid, match=r"fpfl 0\.1.*fpfl federation keys"):
+        keys.revoke(tmp_path)

@@ -21,12 +21,13 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 from fpfl import federation
 from fpfl.cli import app
 from fpfl.cli import federation as cli_federation
-from fpfl.federation.project import make_keys, make_project
+from fpfl.federation.enrolment import load_trust, make_keys
+from fpfl.federation.project import make_project
 from fpfl.federation.secagg import Credential, Identity
 
 
-def called(*words: str) -> str:
-    result = CliRunner().invoke(app, ["federation", *words])
+def called(*words: str, typed: str = "") -> str:
+    result = CliRunner().invoke(app, ["federation", *words], input=typed)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, result.output
@@ -62,7 +63,7 @@ def test_a_project_that_is_ready_to_run(tmp_path, monkeypatch):
 def test_keys_are_whole_private_and_each_node_s_own(tmp_path):
     folder = tmp_path / "keys"
     assert "off the network" in called("keys", str(folder), "--nodes", "3", "--host", "fl.example")
-    authority = (folder / "authority.key").read_bytes()
+    authority = load_trust(folder / "authority.key")
     identities = [
         Identity.from_bytes((folder / f"node-{i}" / "identity").read_bytes()) for i in (1, 2, 3)
     ]
@@ -76,7 +77,14 @@ def test_keys_are_whole_private_and_each_node_s_own(tmp_path):
         public = load_ssh_public_key((place / "supernode.pub").read_bytes())
         assert private.public_key().public_numbers() == public.public_numbers()
         assert public.curve.name == "secp384r1"
-    secrets = ["authority.secret", "server.key", "node-1/identity", "node-1/supernode"]
+    secrets = [
+        "authority.secret",
+        "ca.secret",
+        "register.jsonl",
+        "server.key",
+        "node-1/identity",
+        "node-1/supernode",
+    ]
     for name in secrets:
         assert stat.S_IMODE((folder / name).stat().st_mode) == 0o600, name
     server = x509.load_pem_x509_certificate((folder / "server.pem").read_bytes())
@@ -90,25 +98,58 @@ def test_keys_are_whole_private_and_each_node_s_own(tmp_path):
     assert names.get_values_for_type(x509.IPAddress) == [ipaddress.ip_address("10.0.0.1")]
 
 
-def test_a_node_can_make_its_own_keys(tmp_path):
-    make_keys(tmp_path / "keys", 3)
-    node, other = tmp_path / "hospital", tmp_path / "other"
-    assert "to the authority" in called("request", str(node))
-    called("request", str(other))
-    said = called("certify", str(node / "request"), "--name", "hospital", "--index", "7",
-                  "--keys", str(tmp_path / "keys"))  # fmt: skip
-    assert "back to hospital" in said
+def test_a_node_can_make_its_own_keys(tmp_path, monkeypatch):
+    """With both fingerprints asked for; as docs/federation.md has the commands."""
+    monkeypatch.chdir(tmp_path)
+    fingerprint = called("keys", "keys", "--nodes", "3").split("for every node: ")[1].split()[0]
+    asked = called("request", "hospital")
+    assert "to the authority" in asked
+    request = asked.split()[-1]
+    called("request", "other")
+    # Nobody says yes: nothing is signed. Nor where the node read another one.
+    with pytest.raises(AssertionError, match=request):
+        called("certify", "hospital/request", typed="n\n")
+    with pytest.raises(ValueError, match="swapped on the way"):
+        called("certify", "other/request", "--fingerprint", request)
+    assert not (tmp_path / "hospital" / "credential").exists()
+    said = called("certify", "hospital/request", "--index", "7", typed="y\n")
+    assert "back to 'hospital', index 7" in said
+    assert fingerprint in said
     with pytest.raises(ValueError, match="not the one of the credential"):
-        called("accept", str(other), str(node / "credential"))
-    called("accept", str(node), str(node / "credential"))
-    identity = Identity.from_bytes((node / "identity").read_bytes())
+        called("accept", "other", "hospital/credential", "--authority", fingerprint)
+    with pytest.raises(ValueError, match="was expected"):
+        called("accept", "hospital", "hospital/credential", typed=f"{request}\n")
+    called("accept", "hospital", "hospital/credential", typed=f"{fingerprint}\n")
+    identity = Identity.from_bytes((tmp_path / "hospital" / "identity").read_bytes())
     assert (identity.name, identity.index) == ("hospital", 7)
-    assert identity.authority == (tmp_path / "keys" / "authority.key").read_bytes()
-    assert not (node / "signing.secret").exists()
-    assert stat.S_IMODE((node / "identity").stat().st_mode) == 0o600
-    with pytest.raises(ValueError, match="bytes; a request has"):
-        called("certify", str(node / "credential"), "--name", "x", "--index", "8",
-               "--keys", str(tmp_path / "keys"))  # fmt: skip
+    assert identity.authority.fingerprint == fingerprint
+    assert not (tmp_path / "hospital" / "signing.secret").exists()
+    with pytest.raises(ValueError, match="is in the register"):
+        called("certify", "other/request", "--name", "hospital", typed="y\n")
+    with pytest.raises(ValueError, match="is no request"):
+        called("certify", "hospital/credential", "--name", "x")
+
+
+def test_certificates_are_renewed_revoked_and_shown(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fingerprint = called("keys", "keys", "--nodes", "3").split("for every node: ")[1].split()[0]
+    request = called("request", "hospital").split()[-1]
+    called("certify", "hospital/request", "--fingerprint", request, "--days", "20")
+    called("accept", "hospital", "hospital/credential", "--authority", fingerprint)
+    assert called("show", "hospital/identity").startswith("identity of 'hospital', index 4\n")
+    called("renew", "hospital")
+    called("accept", "hospital", "credential", "--authority", fingerprint)
+    newer = called("request", "hospital").split()[-1]
+    said = called("renew", "hospital", "--request", "hospital/request", "--fingerprint", newer,
+                  "--revoke-old")  # fmt: skip
+    assert "Send keys/revoked.crl" in said
+    called("accept", "hospital", "hospital/credential", "--authority", fingerprint)
+    assert newer in called("show", "hospital/identity")
+    assert "2 certificates are revoked" in called("heed", "hospital", "keys/revoked.crl")
+    assert "unregister" in called("revoke", "node-2")
+    assert "List 2: 3 certificates" in called("heed", "keys", "keys/revoked.crl")
+    assert called("show", "keys/register.jsonl").count("revoked") == 3
+    assert "count until" in called("renew-server")
 
 
 def test_the_commands_are_a_script(tmp_path):

@@ -392,13 +392,21 @@ RANGE = st.tuples(st.floats(-1e6, 0), st.floats(0.5, 1e6))
     ends=RANGE,
     flag=st.booleans(),
     missing=st.lists(TEXT, max_size=2).map(tuple),
+    shares=st.none() | st.lists(st.floats(0, 1), max_size=20),
 )
 @settings(max_examples=60)
-def test_a_schema_is_read_as_it_was_written(names, classes, values, ends, flag, missing) -> None:
+def test_a_schema_is_read_as_it_was_written(
+    names, classes, values, ends, flag, missing, shares
+) -> None:
     label, number, category, attribute, user = names
+    quantiles = None
+    if shares is not None:
+        inner = (min(max(ends[0] + p * (ends[1] - ends[0]), ends[0]), ends[1]) for p in shares)
+        quantiles = (ends[0], *sorted(inner), ends[1])
+    ranked = NumberColumn(f"{number}'", ends, flag, transform="quantile", quantiles=quantiles)
     schema = TableSchema(
         Label(label, None, ends, "drop", "clamp") if flag else Label(label, classes),
-        (NumberColumn(number, ends, flag), CategoryColumn(category, values)),
+        (NumberColumn(number, ends, flag), ranked, CategoryColumn(category, values)),
         (AttributeColumn(attribute, values, flag),),
         user if flag else None,
         population=7 if flag else None,

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 from sklearn.metrics import balanced_accuracy_score, f1_score
+from torch import nn
 
+import fpfl
 from fpfl.fairness.confusion import (
     FALSE_ALARMS,
     Released,
@@ -17,6 +19,7 @@ from fpfl.fairness.confusion import (
     table_metrics,
     training_verdict,
 )
+from fpfl.training.session import prepare
 
 NAMES = ("no", "yes")
 
@@ -103,6 +106,32 @@ def test_false_alarms_are_as_stated(edge: str, s: float) -> None:
         for seed in range(runs)
     )
     # No more than a rate of 1% gives in all but one of a million tests.
+    assert alarms <= binom.ppf(1 - 1e-6, runs, FALSE_ALARMS)
+
+
+@pytest.mark.parametrize("declared", [None, 4.0])
+def test_users_whose_samples_are_all_alike_raise_no_more_alarms(declared: float | None) -> None:
+    """Where nobody is clipped, it is the largest user's samples that one cohort may have alike."""
+    most, labels = 20, np.arange(30) % 2
+    schema = fpfl.Schema(
+        shape=(2,), attributes=(fpfl.Attribute("sex", ("f", "m")),), samples_per_user=declared
+    )
+    sizes = np.where(np.arange(30) < 20, most, 1)
+    owner = np.repeat(np.arange(30), sizes)
+    data = fpfl.FederatedDataset.from_samples(
+        np.zeros((len(owner), 2), np.float32), labels[owner], owner % 2, schema, owner
+    )
+    made = prepare(nn.Linear(2, 1), data, cohort=10, rounds=30)
+    known = made.spec.server(made.third_party).tables
+    assert known is not None
+    probabilities = np.array([[0.3, 0.2], [0.2, 0.3]])  # no good model, but none that collapsed
+    rng, runs, alarms = np.random.default_rng(0), 100, 0
+    for _ in range(runs):
+        tables, said = Tables(known), set()
+        for _ in range(30):
+            tables.take((most * rng.poisson(10 * probabilities)).tolist())
+            said.add((tables.balance() or {})["collapsed"])
+        alarms += True in said
     assert alarms <= binom.ppf(1 - 1e-6, runs, FALSE_ALARMS)
 
 

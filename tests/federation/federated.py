@@ -18,7 +18,7 @@ from fpfl.data.federated import FederatedDataset
 from fpfl.federation.agreement import Agreement
 from fpfl.federation.contribution import Chance, Contribution, SystemChance, TestChance
 from fpfl.federation.node import answered
-from fpfl.federation.secagg import Authority, Refused
+from fpfl.federation.secagg import Authority, Refused, Trust
 from fpfl.numerics.randomness import RoundStreams
 from fpfl.server.ranks import Ranks
 from fpfl.server.simulation import Simulation
@@ -134,7 +134,7 @@ class Memory:
         self.firsts = [int(part[0]) for part in parts(self.agreed)]
 
     @property
-    def key(self) -> bytes:
+    def key(self) -> Trust:
         return self.identities[0].authority
 
     def nodes(self, enough: int, timeout: float) -> list[int]:

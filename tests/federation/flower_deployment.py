@@ -36,7 +36,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from fpfl.federation.project import make_certificates, make_supernode_key
+from fpfl.federation.transport import make_certificates, make_supernode_key
 
 T = TypeVar("T")
 

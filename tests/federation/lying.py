@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fpfl.federation.agreement import Agreement
 from fpfl.federation.contribution import broadcast
 from fpfl.federation.rounds import Courier
-from fpfl.federation.secagg import Credential, Session, choose_graph, transcript
+from fpfl.federation.secagg import Credential, Session, Trust, choose_graph, transcript
 from fpfl.federation.secagg.primitives import KEY_BYTES, KeyAgreement, add_mask, derive
 from fpfl.federation.secagg.shamir import recovered
 
@@ -70,7 +70,7 @@ class Lying:
 
     agreed: Agreement
     courier: Courier
-    authority: bytes
+    authority: Trust
     session: Session
     invented: bool = True
 

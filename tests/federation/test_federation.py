@@ -616,14 +616,14 @@ def test_an_unknown_node_does_not_get_in(caplog):
     courier = Memory(agreed)
     courier.identities[2] = Authority.make().enrol("node-2", 3)
     with caplog.at_level(logging.WARNING):
-        run = federate(agreed, courier, courier.authority.key)
+        run = federate(agreed, courier, courier.authority.trust)
     assert len(run.history) == 1
     assert "node 2 is refused" in caplog.text
     # Nor a second node under a name that is there.
     courier = Memory(agreed)
     courier.identities[3] = courier.authority.enrol("node-0", 1)
     with caplog.at_level(logging.WARNING):
-        run = federate(agreed, courier, courier.authority.key)
+        run = federate(agreed, courier, courier.authority.trust)
     assert "node-0 is there already" in caplog.text
 
 

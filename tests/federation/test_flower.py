@@ -27,7 +27,9 @@ from federated import parameters, simulated
 from flower_deployment import Deployment
 
 import fpfl
-from fpfl.federation.project import AUTHORITY, IDENTITY, make_keys, make_project, make_supernode_key
+from fpfl.federation.enrolment import AUTHORITY, IDENTITY, make_keys
+from fpfl.federation.project import make_project
+from fpfl.federation.transport import make_supernode_key
 from fpfl.training.run import evaluate_model
 
 if sys.platform != "linux":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +32,21 @@ from flower_grid import (
 
 from fpfl.federation import FederationError, client_app, federate, server_app
 from fpfl.federation.agreement import Agreement
+from fpfl.federation.enrolment import (
+    AUTHORITY,
+    IDENTITY,
+    REVOKED,
+    load_trust,
+    make_keys,
+    renew,
+    revoke,
+)
 from fpfl.federation.flower import RECORD, TOKEN
 from fpfl.federation.flower import server as courier
 from fpfl.federation.flower.server import FlowerCourier
-from fpfl.federation.project import AUTHORITY, IDENTITY, make_keys
 from fpfl.federation.rounds import Federated
+from fpfl.federation.secagg import Credential, Identity
+from fpfl.federation.secagg.certificates import certificates_from_pem
 
 pytestmark = pytest.mark.filterwarnings("ignore::fpfl.FpflWarning")
 
@@ -122,7 +134,7 @@ class Federation:
         monkeypatch.setattr(Federated, "_attempt", watched)
 
     def run(self, **more: Any) -> Any:
-        key = (self.keys / AUTHORITY).read_bytes()
+        key = load_trust(self.keys / AUTHORITY)
         return federate(self.agreed, FlowerCourier(self.grid), key, **more)
 
     def check(self) -> None:
@@ -221,7 +233,7 @@ def test_an_app_that_cannot_begin_says_so_on_its_own_machine(keys, monkeypatch, 
     federated.CURRENT.append(agreed)
     grid = InProcessGrid(client_app("federated:current", "federated:load"), 5)
     monkeypatch.setattr(courier, "time", grid.clock)
-    key = (keys / AUTHORITY).read_bytes()
+    key = load_trust(keys / AUTHORITY)
     with caplog.at_level(logging.WARNING), pytest.raises(FederationError):
         federate(agreed, FlowerCourier(grid), key)
     assert "was not told who it is" in caplog.text
@@ -255,6 +267,34 @@ def test_a_session_is_answered_with_one_vector_even_by_a_node_that_forgot(
         federation.run()
     assert len(vectors) == 1
     assert "a vector was masked in this session before" in caplog.text
+
+
+def test_a_revoked_or_ended_node_is_done_without_and_named(tmp_path, monkeypatch, caplog):
+    """By the server, which has the list; by the node itself, where it has it; or its dates."""
+    keys = tmp_path / "keys"
+    make_keys(keys, 8)
+    long_ago = datetime(2020, 1, 1, tzinfo=UTC)
+    renew(keys, "node-4", tmp_path / "ended", at=long_ago)
+    ended = Identity.from_bytes((keys / "node-4" / IDENTITY).read_bytes())
+    data = certificates_from_pem((tmp_path / "ended").read_bytes())[0]
+    ended = replace(ended, credential=Credential.signed(data, ended.authority))
+    (keys / "node-4" / IDENTITY).write_bytes(ended.to_bytes())
+    revoke(keys, ["node-2"])
+    (keys / "node-2" / REVOKED).unlink()  # it never got the list, and asks to take part
+    agreed = federated.with_seed(federated.agreement(nodes=8, rounds=2, timeout=100.0), 5)
+    federation = Federation(agreed, keys, monkeypatch)
+    with caplog.at_level(logging.WARNING):
+        federation.run()
+    federation.check()
+    left = tuple(f"node-{i}" for i in (1, 3, 5, 6, 7, 8))
+    assert [names for _, names, *_ in federation.opened] == [left, left]
+    assert "is refused: the certificate of 'node-2' was revoked" in caplog.text
+    assert "refused: node-4: the certificate of 'node-4' ended on 2020-12-31" in caplog.text
+    # Heeded in the next round, also by processes that run.
+    revoke(keys, ["node-1"])
+    with caplog.at_level(logging.WARNING), pytest.raises(FederationError):
+        federation.run()
+    assert "refused: node-1: the certificate of 'node-1' was revoked" in caplog.text
 
 
 def test_a_token_can_be_anything(keys, monkeypatch, caplog):

@@ -13,6 +13,7 @@ from lying import ROUND, Lying, lies
 
 import fpfl
 from fpfl.federation.agreement import Agreement
+from fpfl.federation.secagg import Trust
 
 pytestmark = pytest.mark.filterwarnings("ignore::fpfl.FpflWarning")
 
@@ -37,7 +38,7 @@ def hidden(agreed: Agreement) -> dict[bytes, int]:
     return {vector.tobytes(): node for node, vector in enumerate(vectors)}
 
 
-def learnt(agreed: Agreement, courier: Any, authority: bytes) -> dict[str, int]:
+def learnt(agreed: Agreement, courier: Any, authority: Trust) -> dict[str, int]:
     """How many vectors come out exactly, by what the server says."""
     secrets = hidden(agreed)
     found = {}
@@ -78,7 +79,7 @@ def test_no_session_opens_a_single_vector_through_flower(nodes, tmp_path, monkey
         configs.append({"identity": str(path), "partition-id": i, "first-user": int(part[0])})
     grid = InProcessGrid(client_app("federated:current", "federated:load"), node_configs=configs)
     monkeypatch.setattr(courier, "time", grid.clock)
-    found = learnt(agreed, courier.FlowerCourier(grid), authority.key)
+    found = learnt(agreed, courier.FlowerCourier(grid), authority.trust)
     assert set(found.values()) == {0}, found
 
 

@@ -26,6 +26,7 @@ from fpfl.federation.secagg import (
     Refused,
     Session,
     advertise,
+    certificates,
     choose_graph,
     client,
     consent,
@@ -71,7 +72,7 @@ class Play:
     def __init__(self, session: Session, nodes: dict[str, Identity], xs: dict | None = None):
         self.session, self.nodes = session, nodes
         self.xs = xs or vectors(nodes, session.size)
-        self.server = Aggregation(session, AUTHORITY.key, nodes)
+        self.server = Aggregation(session, AUTHORITY.trust, nodes)
         self.stored: dict[str, bytes] = {}
         self.client_refused: dict[str, str] = {}
         self.answers: dict[str, dict[str, Any]] = {step: {} for step in STEPS}
@@ -369,12 +370,13 @@ def test_a_credential_by_another_authority_a_stolen_name_or_index_is_refused() -
     nodes = some(5)
     stranger = Authority.make().enrol("n00", nodes["n00"].index)
     thief = replace(nodes["n01"], signing=nodes["n04"].signing)  # a credential without its key
+    changed = nodes["n04"].credential.certificate.replace(b"n04", b"n02")
     renamed = replace(
-        nodes["n04"], credential=replace(nodes["n04"].credential, name="n02")
-    )  # a credential that was changed
+        nodes["n04"], credential=replace(nodes["n04"].credential, name="n02", certificate=changed)
+    )
     double = AUTHORITY.enrol("n03", nodes["n04"].index)
     session = a_session(5, 1, 1)
-    server = Aggregation(session, AUTHORITY.key, nodes)
+    server = Aggregation(session, AUTHORITY.trust, nodes)
     server.take("n04", advertise(nodes["n04"], session)[1])
     for name, wrong in (("n00", stranger), ("n01", thief), ("n02", renamed), ("n03", double)):
         with pytest.raises(Refused, match=name):
@@ -391,7 +393,7 @@ def test_keys_of_small_order_are_refused_though_they_are_signed(monkeypatch) -> 
     monkeypatch.setattr(client, "public_of", lambda secret: bytes(32))
     _, answer = advertise(nodes["n00"], session)
     with pytest.raises(Refused, match="small order"):
-        Aggregation(session, AUTHORITY.key, nodes).take("n00", answer)
+        Aggregation(session, AUTHORITY.trust, nodes).take("n00", answer)
 
 
 def test_shares_that_do_not_open_are_reported_and_others_are_used() -> None:
@@ -668,12 +670,14 @@ def test_an_identity_whose_parts_do_not_belong_together_is_invalid() -> None:
     with pytest.raises(Invalid, match="signing key"):
         Identity.from_bytes(replace(one, signing=two.signing).to_bytes())
     with pytest.raises(Invalid, match="signature"):
-        Identity.from_bytes(replace(one, authority=Authority.make().key).to_bytes())
+        Identity.from_bytes(replace(one, authority=Authority.make().trust).to_bytes())
     assert Identity.from_bytes(one.to_bytes()) == one
     assert repr(one.signing) not in repr(one)
 
 
-@pytest.mark.parametrize(("name", "index"), [("", 1), ("x" * 201, 1), ("x", 0), ("x", 2**32)])
+@pytest.mark.parametrize(
+    ("name", "index"), [("", 1), ("x" * 65, 1), ("a\nb", 1), ("x", 0), ("x", 2**32)]
+)
 def test_names_and_indices_that_cannot_be_enrolled(name, index) -> None:
     with pytest.raises(ValueError, match="must"):
         AUTHORITY.enrol(name, index)
@@ -687,7 +691,7 @@ def test_the_same_random_bytes_give_the_same_messages() -> None:
         return np.random.default_rng(seed).bytes
 
     def first_two(seed: int) -> list[Any]:
-        server = Aggregation(session, AUTHORITY.key, nodes)
+        server = Aggregation(session, AUTHORITY.trust, nodes)
         states, answers = {}, []
         for i, name in enumerate(nodes):
             states[name], answer = advertise(nodes[name], session, source(seed + i))
@@ -909,12 +913,15 @@ def test_survivors_fall_apart_only_where_as_many_as_the_degree_are_gone() -> Non
 def test_a_right_credential_is_checked_once_a_process(monkeypatch) -> None:
     data = AUTHORITY.enrol("fresh", 77).credential.to_bytes()
     calls = []
-    real = identity.verify
-    monkeypatch.setattr(identity, "verify", lambda *a: (calls.append(1), real(*a)))
-    Credential.verified(data, AUTHORITY.key)
-    Credential.verified(data, AUTHORITY.key)
-    assert len(calls) == 1
+    real = certificates.check_signature
+    monkeypatch.setattr(certificates, "check_signature", lambda *a: (calls.append(1), real(*a)))
+    stranger = Authority.make().trust
+    identity._authority.cache_clear()
+    Credential.verified(data, AUTHORITY.trust)
+    assert len(calls) == 2  # the authority's own certificate, too
+    Credential.verified(data, AUTHORITY.trust)
+    assert len(calls) == 2
     for _ in range(2):  # a wrong one is never remembered as right
         with pytest.raises(Invalid):
-            Credential.verified(data, Authority.make().key)
-    assert len(calls) == 3
+            Credential.verified(data, stranger)
+    assert len(calls) == 2 + 3  # the stranger's own certificate, once

@@ -784,6 +784,34 @@ def test_a_measurement_fills_what_nobody_declared(tmp_path: Path) -> None:
     assert filled(full, found) == full
 
 
+def test_a_measurement_fills_quantiles_where_a_column_becomes_ranks(tmp_path: Path) -> None:
+    path = people_file(tmp_path / "people.csv", users=3000)
+    ranked = NumberColumn("income", (0, 1e5), transform="quantile")
+    schema = replace(SCHEMA, features=(ranked,))
+    found = measure(path, schema, epsilon=2, noise=SeededNoise(2))
+    cells = found.number("income").cells
+    assert cells.threshold == 100.0, "the bins that training takes"
+    whole = filled(schema, found)
+    (income,) = whole.features
+    assert isinstance(income, NumberColumn)
+    assert income.measured
+    assert income.centre is None
+    assert income.quantiles is not None
+    assert declared_schema(tomllib.loads(whole.toml())) == whole
+    exact = np.quantile(fpfl.read_table(path, schema).features.numpy(), [0.25, 0.5, 0.75])
+    values = (np.array(income.quantiles)[[8, 16, 24]] - 5e4) * 6 / 1e5
+    edges = (np.sort(cells.edges) - 5e4) * 6 / 1e5
+    assert np.abs(np.searchsorted(edges, values) - np.searchsorted(edges, exact)).max() <= 1
+    with pytest.raises(ValueError, match="costs nothing"):
+        measure(path, whole, epsilon=2)
+    # Noise, and a single bin: nothing is said, and nothing is marked as measured.
+    drowned = measure(path, schema, epsilon=1e-3, noise=SeededNoise(2))
+    assert filled(schema, drowned) == schema
+    wide = {"income": (0.0, 1e9)}
+    alone = measure(path, schema, epsilon=50, bins=2, columns=wide, noise=Silence())
+    assert filled(schema, alone).features == schema.features
+
+
 def _declared(feature: Any) -> Any:
     return replace(feature, measured=False)
 

@@ -147,12 +147,12 @@ torch.set_num_threads(1)
 from pathlib import Path
 import fpfl
 from fpfl.server.ranks import join
-from test_scaled_inputs import PRIVATE, SCHEMA, train
+from test_scaled_inputs import PRIVATE, RANKED, train
 ranks, _ = join("cpu")
-data = fpfl.read_table({table!r}, SCHEMA)
+data = fpfl.read_table({table!r}, RANKED)
 out = Path({out!r})
 run = train(data, privacy=PRIVATE, folder=out / "run-2", rounds=3, **{more!r})
-torch.save((run.scaling.centre, run.scaling.width), out / f"2-{{ranks.rank}}")
+torch.save((run.scaling.centre, run.scaling.width, run.scaling.knots), out / f"2-{{ranks.rank}}")
 """
 
 
@@ -173,5 +173,6 @@ def test_processes_share_what_the_first_one_measured(table: Path, tmp_path: Path
     assert done.returncode == 0, done.stderr
     first, second = (torch.load(tmp_path / f"2-{rank}") for rank in (0, 1))
     assert first == second
+    assert len(first[2]) == 2
     kinds = [r["kind"] for r in OpenRun(tmp_path / "run-2").ledger.chain.records]
     assert kinds.count("scaling") == 1

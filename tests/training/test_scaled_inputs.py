@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,15 @@ SCHEMA = fpfl.TableSchema(
 )
 
 
+RANKED = replace(
+    SCHEMA,
+    features=tuple(
+        replace(each, transform="quantile") if isinstance(each, NumberColumn) else each
+        for each in FEATURES
+    ),
+)
+
+
 def rows(times: float = 1.0) -> str:
     rng = np.random.default_rng(0)
     lines = ["id,age,score,job,sex,y"]
@@ -70,6 +80,18 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def people(table: Path) -> FederatedDataset:
     return fpfl.read_table(table, SCHEMA)
+
+
+@pytest.fixture(params=["people", "ranked"])
+def either(request: pytest.FixtureRequest) -> FederatedDataset:
+    """The same people, whose numbers become inputs in one way or the other."""
+    data: FederatedDataset = request.getfixturevalue(request.param)
+    return data
+
+
+@pytest.fixture(scope="module")
+def ranked(table: Path) -> FederatedDataset:
+    return fpfl.read_table(table, RANKED)
 
 
 PRIVATE = fpfl.Privacy(epsilon=4.0, clip=1.0)
@@ -206,7 +228,7 @@ def test_one_user_moves_the_sum_by_the_bound_and_nothing_else(people: FederatedD
 
 
 def test_the_training_depends_on_the_inputs_figures_through_the_release_alone(
-    people: FederatedDataset, monkeypatch: pytest.MonkeyPatch
+    either: FederatedDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Noise in place of the sum: other users then give the same scaling, bit for bit."""
     monkeypatch.setattr(
@@ -214,8 +236,8 @@ def test_the_training_depends_on_the_inputs_figures_through_the_release_alone(
         "release",
         lambda self, total, source: np.arange(self.size, dtype=np.float64) * 100,
     )
-    other = replace(people, features=people.features.flip(0))
-    first, second = (train(data, privacy=PRIVATE, noise_seed=3) for data in (people, other))
+    other = replace(either, features=either.features.flip(0))
+    first, second = (train(data, privacy=PRIVATE, noise_seed=3) for data in (either, other))
     assert first.scaling == second.scaling
 
 
@@ -319,33 +341,145 @@ def test_a_column_that_drowns_keeps_its_range(people: FederatedDataset) -> None:
     assert (run.scaling.centre[0], run.scaling.width[0]) == (0.0, 1.0)
 
 
+# --- ranks ----------------------------------------------------------------------------------------
+
+
+def rank(z: Any) -> Any:
+    return np.vectorize(NormalDist().cdf)(np.asarray(z, dtype=np.float64))
+
+
+def test_ranks_cost_what_a_scaling_costs(
+    people: FederatedDataset, ranked: FederatedDataset
+) -> None:
+    """The same release: as many numbers, the same noise, and the rounds have theirs."""
+    one, other = (train(data, privacy=PRIVATE, noise_seed=1) for data in (people, ranked))
+    assert one.privacy == other.privacy
+    assert other.scaling is not None
+    assert other.scaling.of("measured") == ("age", "score", "job")
+    cells = [input_cells(data.columns) for data in (people, ranked)]
+    assert [each.size for each in cells[0]] == [each.size for each in cells[1]]
+
+
+def test_one_users_rows_move_one_users_share_of_ranks(ranked: FederatedDataset) -> None:
+    """Whatever the rows are: no more than with other transforms."""
+    whole, columns = input_sum(ranked, ranked.columns), ranked.columns
+    features = ranked.features.clone()
+    features[slice(*ranked.offsets[7:9].tolist())] = 2.9
+    other = input_sum(replace(ranked, features=features, checked=False), columns)
+    both = [each - input_sum(ranked, columns, {7}) for each in (whole, other)]
+    assert all(np.linalg.norm(each * 2.0**-STEP_BITS) <= np.sqrt(len(columns)) for each in both)
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_ranks_are_normal_whatever_the_column_is(tmp_path: Path, private: bool) -> None:
+    """Three columns that differ in units: the same inputs, to a 32nd of a rank."""
+    rng = np.random.default_rng(0)
+    a = rng.normal(size=4000)
+    lines = ["plain,cube,income,y"]
+    lines += [f"{x:.6f},{x**3:.6f},{30_000 * np.exp(x):.3f},{int(x > 0)}" for x in a]
+    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
+    ends = {"plain": (-10, 10), "cube": (-1000, 1000), "income": (0, 1e7)}
+    schema = fpfl.TableSchema(
+        label=Label("y", classes=(0, 1)),
+        features=tuple(NumberColumn(n, each, transform="quantile") for n, each in ends.items()),
+    )
+    data = fpfl.read_table(tmp_path / "t.csv", schema)
+    options = {"privacy": fpfl.Privacy(20.0, clip=1.0), "noise_seed": 1} if private else {}
+    run = train(data, **options)
+    assert run.scaling is not None
+    z = run.scaling(data.features).double().numpy()
+    ranks = (np.argsort(np.argsort(a)) + 0.5) / len(a)
+    # What is measured has bins, too: 19% of all cubes are in one of them.
+    off = np.abs(rank(z) - ranks.clip(1 / 64, 63 / 64)[:, None]).max(0)
+    assert (off < (0.1 if private else 1 / 32 + 1e-3)).all()
+    assert z.std(0) == pytest.approx([1.0] * 3, abs=0.1)
+    assert np.abs(z).max() < 2.16
+
+
+def test_ranks_are_in_any_units_what_they_were(tmp_path: Path, table: Path) -> None:
+    (tmp_path / "mm.csv").write_text(rows(times=1000.0))
+    wide = replace(RANKED.features[0], range=(0, 1_000_000))
+    mm = replace(RANKED, features=(wide, *RANKED.features[1:]))
+    for options in ({}, {"privacy": PRIVATE, "noise_seed": 2}):
+        data = [fpfl.read_table(table, RANKED), fpfl.read_table(tmp_path / "mm.csv", mm)]
+        first, second = (train(each, **options) for each in data)
+        assert first.scaling is not None
+        assert second.scaling is not None
+        knots, others = (np.array(each.scaling.knots) for each in (first, second))
+        assert np.abs(knots - others).max() < 1e-3  # values are read to the last digits they have
+
+
+def test_common_values_are_in_the_middle_of_their_ranks(tmp_path: Path) -> None:
+    """Three in four are 0: no large, constant input."""
+    lines = ["gain,y", *(f"{n if n % 4 == 0 else 0},{n % 2}" for n in range(1, 4001))]
+    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
+    schema = fpfl.TableSchema(
+        label=Label("y", classes=(0, 1)),
+        features=(NumberColumn("gain", (0, 1e5), transform="quantile"),),
+    )
+    data = fpfl.read_table(tmp_path / "t.csv", schema)
+    for options in ({}, {"privacy": fpfl.Privacy(20.0, clip=1.0), "noise_seed": 2}):
+        scaling = train(data, **options).scaling
+        assert scaling is not None
+        z = scaling(data.features)[:, 0]
+        assert rank(z.min()) == pytest.approx(0.375, abs=0.03)
+        assert abs(z.mean()) < 0.15
+        assert z.max() > 1.5
+
+
+def test_ranks_that_drown_keep_their_range(ranked: FederatedDataset) -> None:
+    run = train(ranked, privacy=fpfl.Privacy(epsilon=0.02, clip=1.0), noise_seed=1)
+    assert run.scaling is not None
+    assert run.scaling.of("range") == ("age", "score", "job")
+    kept = run.scaling(ranked.features)
+    assert torch.allclose(kept[:, 0], ranked.features[:, 0], atol=1e-5)
+
+
+def test_declared_quantiles_cost_nothing(table: Path) -> None:
+    features = (
+        replace(RANKED.features[0], quantiles=(0, 33, 40, 47, 1000)),
+        replace(RANKED.features[1], quantiles=(-100, 0, 100)),
+        replace(FEATURES[2], shares=(0.5, 0.25)),
+    )
+    data = fpfl.read_table(table, replace(RANKED, features=features))
+    run = train(data, privacy=PRIVATE, noise_seed=1)
+    assert run.scaling is not None
+    assert run.privacy is not None
+    assert run.scaling.of("declared") == ("age", "score", "job")
+    assert run.privacy.measurement is None
+    years = torch.zeros(4, data.features.shape[1])
+    years[:, 0] = 6 * torch.tensor([0.0, 40.0, 43.5, 1000.0]) / 1000 - 3
+    ranks = rank(run.scaling(years)[:, 0])
+    assert ranks == pytest.approx([1 / 64, 0.5, 0.625, 63 / 64], abs=2e-3)
+
+
 # --- it travels with the model --------------------------------------------------------------------
 
 
 def test_the_model_takes_rows_as_the_table_gives_them(
-    people: FederatedDataset, tmp_path: Path
+    either: FederatedDataset, tmp_path: Path
 ) -> None:
-    run = train(people, privacy=PRIVATE, noise_seed=1)
+    run = train(either, privacy=PRIVATE, noise_seed=1)
     assert isinstance(run.model, ScaledModel)
     assert run.scaling is not None
-    assert torch.equal(run.model(people.features), run.model.model(run.scaling(people.features)))
+    assert torch.equal(run.model(either.features), run.model.model(run.scaling(either.features)))
     assert run.settings["layout"]["parameters"] == sum(p.numel() for p in run.model.parameters())
     run.save(tmp_path / "run")
     again = load_model(
-        fpfl.mlp(people.schema.shape[0], (4,)), load_file(tmp_path / "run" / "model.safetensors")
+        fpfl.mlp(either.schema.shape[0], (4,)), load_file(tmp_path / "run" / "model.safetensors")
     )
-    assert torch.equal(again(people.features), run.model(people.features))
+    assert torch.equal(again(either.features), run.model(either.features))
     assert "measured with privacy (age, score, job)" in str(run)
-    path = fpfl.export_torch(run.model, people.schema, tmp_path / "m.pt2", about={})
-    scores, _ = torch.export.load(path).module()(people.features[:5])
-    positive = torch.sigmoid(run.model(people.features[:5]))[:, 0]
+    path = fpfl.export_torch(run.model, either.schema, tmp_path / "m.pt2", about={})
+    scores, _ = torch.export.load(path).module()(either.features[:5])
+    positive = torch.sigmoid(run.model(either.features[:5]))[:, 0]
     assert torch.allclose(scores[:, 1], positive, atol=1e-5)
 
 
-def test_side_by_side_is_as_one_by_one(people: FederatedDataset) -> None:
+def test_side_by_side_is_as_one_by_one(either: FederatedDataset) -> None:
     settings = {"cohort": 40, "rounds": 4, "privacy": PRIVATE, "learning_rate": 0.1}
     jobs = [
-        Job(fpfl.mlp(people.schema.shape[0], (4,), seed=0), people, settings | more)
+        Job(fpfl.mlp(either.schema.shape[0], (4,), seed=0), either, settings | more)
         for more in (
             {"seed": 1, "noise_seed": 1},
             {"seed": 1, "noise_seed": 2},
@@ -360,7 +494,7 @@ def test_side_by_side_is_as_one_by_one(people: FederatedDataset) -> None:
         assert alone.scaling == runs[number].scaling
         assert alone.privacy == runs[number].privacy
         assert torch.allclose(
-            alone.model(people.features), runs[number].model(people.features), atol=1e-5
+            alone.model(either.features), runs[number].model(either.features), atol=1e-5
         )
 
 
@@ -397,7 +531,7 @@ def before_round_one(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("where", [before_it, before_it_is_written, before_round_one])
 @pytest.mark.parametrize("noise_seed", [5, None])
 def test_a_run_that_is_killed_measures_once(
-    people: FederatedDataset,
+    either: FederatedDataset,
     tmp_path: Path,
     where: Callable[[pytest.MonkeyPatch], None],
     noise_seed: int | None,
@@ -408,13 +542,13 @@ def test_a_run_that_is_killed_measures_once(
     with pytest.MonkeyPatch.context() as patch:
         where(patch)
         with pytest.raises(Killed):
-            in_folder(people, tmp_path / "run", **options)
+            in_folder(either, tmp_path / "run", **options)
     kept = OpenRun(tmp_path / "run").ledger.scaling
     assert (kept is not None) == (where is before_round_one)
     with pytest.MonkeyPatch.context() as patch:
         if kept is not None:  # it must not even be asked for again
             patch.setattr(MeasurementPlan, "release", die)
-        run = in_folder(people, tmp_path / "run", resume=True, **options)
+        run = in_folder(either, tmp_path / "run", resume=True, **options)
     assert run.scaling is not None
     if kept is not None:
         assert run.scaling.as_dict() == json.loads(json.dumps(kept["scaling"])) or (
@@ -429,9 +563,9 @@ def test_a_run_that_is_killed_measures_once(
     assert opened.terms is not None
     assert charges == {opened.terms.mechanism: 6, opened.terms.measurement: 1}
     if noise_seed is not None:
-        whole = in_folder(people, tmp_path / "whole", noise_seed=noise_seed)
+        whole = in_folder(either, tmp_path / "whole", noise_seed=noise_seed)
         assert whole.scaling == run.scaling
-        assert torch.equal(whole.model(people.features), run.model(people.features))
+        assert torch.equal(whole.model(either.features), run.model(either.features))
 
 
 @pytest.mark.parametrize("killed_again", [False, True])
@@ -518,13 +652,13 @@ def test_a_line_that_was_torn_before_the_measurement_does_not_stop_it(
 
 
 def test_a_run_that_goes_on_keeps_its_scaling_and_its_noise(
-    people: FederatedDataset, tmp_path: Path
+    either: FederatedDataset, tmp_path: Path
 ) -> None:
     """Other users' figures now, more rounds: what was written down is used, and charged once."""
     asked = replace(PRIVATE, budget=8.0)
     keep = RunFolder(tmp_path / "run")
-    first = train(people, folder=keep, privacy=asked)
-    other = replace(people, features=people.features.flip(0))
+    first = train(either, folder=keep, privacy=asked)
+    other = replace(either, features=either.features.flip(0))
     again = train(other, folder=RunFolder(tmp_path / "run", resume=True), privacy=asked, rounds=8)
     assert first.scaling == again.scaling
     assert first.privacy is not None
@@ -540,11 +674,11 @@ def test_a_run_that_goes_on_keeps_its_scaling_and_its_noise(
 
 
 def test_without_privacy_a_run_that_goes_on_keeps_its_scaling(
-    people: FederatedDataset, tmp_path: Path
+    either: FederatedDataset, tmp_path: Path
 ) -> None:
     keep = {"folder": RunFolder(tmp_path / "run"), "seed": None}
-    first = train(people, **keep)
-    other = replace(people, features=people.features.clamp(max=-2.75))
+    first = train(either, **keep)
+    other = replace(either, features=either.features.clamp(max=-2.75))
     again = train(other, folder=RunFolder(tmp_path / "run", resume=True), seed=None, rounds=8)
     assert first.scaling == again.scaling != train(other).scaling
 
@@ -578,16 +712,16 @@ def test_no_measurement_where_no_round_fits_behind_it(
         assert theirs.charges() == {}
 
 
-def test_who_withdrew_is_not_measured(people: FederatedDataset, tmp_path: Path) -> None:
+def test_who_withdrew_is_not_measured(either: FederatedDataset, tmp_path: Path) -> None:
     ledger = tmp_path / "people.jsonl"
     with PopulationLedger.create(ledger, population=USERS, epsilon=50.0) as theirs:
         theirs.withdraw(range(USERS // 2))
     source = SeededNoise(4)
-    run = train(people, privacy=PRIVATE, ledger=ledger, noise_seed=4)
-    features = people.features.clone()
-    features[: int(people.offsets[USERS // 2])] = -3.0
+    run = train(either, privacy=PRIVATE, ledger=ledger, noise_seed=4)
+    features = either.features.clone()
+    features[: int(either.offsets[USERS // 2])] = -3.0
     other = train(
-        replace(people, features=features), privacy=PRIVATE, ledger=ledger, noise_seed=source.seed
+        replace(either, features=features), privacy=PRIVATE, ledger=ledger, noise_seed=source.seed
     )
     assert run.scaling == other.scaling
 

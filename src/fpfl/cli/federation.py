@@ -1,9 +1,10 @@
-"""The commands about federations: ``fpfl federation init``, ``keys``, ``start``, and enrolling."""
+"""The commands about federations: a project, its keys and who has them, and what starts it."""
 
 from __future__ import annotations
 
 import json
 from contextlib import closing
+from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +17,11 @@ app = typer.Typer(help="Make and start a federation over a network.")
 
 Keys = Annotated[Path, typer.Option(help="The folder with the federation's keys.")]
 Nodes = Annotated[int, typer.Option(help="How many nodes are enrolled.")]
+Days = Annotated[int, typer.Option(help="How long certificates count.")]
+Fingerprint = Annotated[
+    str | None,
+    typer.Option(help="The request's, as the node says it; without it you are asked."),
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -53,51 +59,193 @@ def init(
 @app.command()
 def keys(
     folder: Path,
-    nodes: Nodes = 5,
+    nodes: Annotated[
+        int, typer.Option(help="How many nodes are enrolled; 0 where each makes its own keys.")
+    ] = 5,
     host: Annotated[
         list[str] | None, typer.Option(help="A name or address that the server is reached by.")
     ] = None,
+    days: Days = 365,
 ) -> None:
     """Make all keys: TLS, Flower's node authentication, identities for secure aggregation.
 
     FOLDER is a new one, for the keys.
     """
-    from fpfl.federation.project import make_keys
+    from fpfl.federation.enrolment import REGISTER, ROOT_KEY, SECRET, make_keys
 
-    make_keys(folder, nodes, tuple(host or ("127.0.0.1", "localhost")))
-    print(f"The keys of {nodes} nodes are in {folder}: give each node its own folder and ca.pem.")
-    print(f"Keep {folder / 'authority.secret'} off the network: it enrols nodes.")
+    trust = make_keys(folder, nodes, tuple(host or ("127.0.0.1", "localhost")), days=days)
+    if nodes:
+        print(f"The keys of {nodes} nodes are in {folder}: give each its own folder and ca.pem.")
+    print(f"The authority's fingerprint, for every node: {trust.fingerprint}")
+    print(f"Keep {folder / SECRET}, {ROOT_KEY} and {REGISTER} off the network:")
+    print("they enrol nodes, revoke them, and renew the server's certificate.")
 
 
 @app.command()
-def request(folder: Path) -> None:
-    """On a node: make its own keys in a new FOLDER, and a request for the authority."""
-    from fpfl.federation.project import SUPERNODE, make_request
+def request(
+    folder: Path,
+    name: Annotated[
+        str | None, typer.Option(help="The node's name; by default the folder's.")
+    ] = None,
+) -> None:
+    """On a node: make its own keys in a new FOLDER, and a request for the authority.
 
-    print(f"Send {make_request(folder)} to the authority, and to whoever runs the SuperLink")
-    print(f"{folder / SUPERNODE}.pub; the rest stays here.")
+    Where FOLDER has an identity, the request is for a new key under the same name.
+    """
+    from fpfl.federation.enrolment import SUPERNODE, make_request, read_request
+
+    renewal = folder.exists()
+    made = make_request(folder, name)
+    asked = read_request(made)
+    print(f"Send {made} to the authority. The rest stays here.")
+    if not renewal:
+        print(f"Whoever runs the SuperLink registers {folder / SUPERNODE}.pub.")
+    print(f"Fingerprint of the request of {asked.name!r}, for a call to the authority:")
+    print(asked.fingerprint)
 
 
 @app.command()
 def certify(
     request: Path,
-    name: Annotated[str, typer.Option(help="The node's name; each only once.")],
-    index: Annotated[int, typer.Option(help="Its index, from 1; each only once.")],
+    name: Annotated[
+        str | None, typer.Option(help="The node's name; by default the request's.")
+    ] = None,
+    index: Annotated[
+        int | None, typer.Option(help="Its index, from 1; by default the next one.")
+    ] = None,
     keys: Keys = Path("keys"),
+    fingerprint: Fingerprint = None,
+    days: Days = 365,
 ) -> None:
-    """On the authority's machine: sign the REQUEST that a node sent."""
-    from fpfl.federation.project import certify as signed
+    """On the authority's machine: sign the REQUEST that a new node sent."""
+    from fpfl.federation.enrolment import CREDENTIAL
+    from fpfl.federation.enrolment import certify as certified
 
-    print(f"Send {signed(keys, request, name, index)} back to {name}.")
+    given = _compared(request, fingerprint)
+    made = certified(keys, request, given, name, index, days=days)
+    print(f"Send {request.with_name(CREDENTIAL)} back to {made.name!r}, index {made.index}.")
+    _until(made.ends, keys)
 
 
 @app.command()
-def accept(folder: Path, credential: Path) -> None:
+def accept(
+    folder: Path,
+    credential: Path,
+    authority: Annotated[
+        str | None,
+        typer.Option(help="The authority's fingerprint, as it says it; without it you are asked."),
+    ] = None,
+) -> None:
     """On a node: join the key in its FOLDER and the CREDENTIAL that the authority sent back."""
-    from fpfl.federation.project import IDENTITY
-    from fpfl.federation.project import accept as accepted
+    from fpfl.federation.enrolment import IDENTITY
+    from fpfl.federation.enrolment import accept as accepted
 
-    print(f"{folder / IDENTITY} is the identity of {accepted(folder, credential).name}.")
+    if authority is None:
+        authority = typer.prompt("The authority's fingerprint, from the authority itself")
+    made = accepted(folder, credential, str(authority))
+    print(f"{folder / IDENTITY} is the identity of {made.name!r}, index {made.index}.")
+    print(f"It counts until {made.credential.ends:%Y-%m-%d}.")
+
+
+@app.command()
+def renew(
+    name: str,
+    keys: Keys = Path("keys"),
+    request: Annotated[
+        Path | None, typer.Option(help="The node's request, for a new key; else the same key.")
+    ] = None,
+    fingerprint: Fingerprint = None,
+    revoke_old: Annotated[
+        bool, typer.Option("--revoke-old", help="Earlier certificates count no longer.")
+    ] = False,
+    days: Days = 365,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="For the credential; by default beside the request, or here."),
+    ] = None,
+) -> None:
+    """On the authority's machine: a new certificate for the node NAME, with the same index."""
+    from fpfl.federation.enrolment import CREDENTIAL, REVOKED
+    from fpfl.federation.enrolment import renew as renewed
+
+    given = None if request is None else _compared(request, fingerprint)
+    where = out or (Path(CREDENTIAL) if request is None else request.with_name(CREDENTIAL))
+    made = renewed(keys, name, where, request, given, revoke_old=revoke_old, days=days)
+    print(f"Send {where} to {name!r}, which accepts it.")
+    if revoke_old:
+        print(f"Send {keys / REVOKED} to the server and every node, once {name!r} has.")
+    _until(made.ends, keys)
+
+
+@app.command()
+def revoke(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Nodes; with none the list is signed anew.")
+    ] = None,
+    keys: Keys = Path("keys"),
+    days: Annotated[int, typer.Option(help="How long the list can be relied on.")] = 90,
+) -> None:
+    """On the authority's machine: revoke all certificates of nodes, and sign the list."""
+    from fpfl.federation.enrolment import revoke as revoked
+
+    path = revoked(keys, tuple(names or ()), days=days)
+    print(f"Send {path} to the server and every node: fpfl federation heed FOLDER {path.name}")
+    print(f"Until it is there, they do not know. Within {days} days they need the next one.")
+    if names:
+        print("With Flower: flwr supernode list, and flwr supernode unregister.")
+
+
+@app.command()
+def heed(folder: Path, revoked: Path) -> None:
+    """On a node or the server: put the list REVOKED into the FOLDER with its identity or key."""
+    from fpfl.federation.enrolment import accept_list
+
+    found = accept_list(folder, revoked)
+    print(f"List {found.number}: {len(found.serials)} certificates are revoked.")
+    print(f"It can be relied on until {found.ends:%Y-%m-%d}.")
+
+
+@app.command("renew-server")
+def renew_server(
+    keys: Keys = Path("keys"),
+    host: Annotated[
+        list[str] | None, typer.Option(help="A name or address; by default those of before.")
+    ] = None,
+) -> None:
+    """Where ca.secret is: a new TLS certificate for the server. Nodes keep their ca.pem."""
+    from fpfl.federation.enrolment import SERVER, SERVER_KEY
+    from fpfl.federation.enrolment import renew_server as renewed
+
+    ends = renewed(keys, tuple(host or ()))
+    print(f"Give the server {keys / SERVER} and {SERVER_KEY}; they count until {ends:%Y-%m-%d}.")
+
+
+@app.command()
+def show(file: Path) -> None:
+    """Say what is in FILE: a request, credential, identity, list, register or authority.key."""
+    from fpfl.federation.inspection import described
+
+    print("\n".join(described(file)))
+
+
+def _compared(request: Path, fingerprint: str | None) -> str:
+    """The fingerprint that the node said, or the request's once somebody has compared the two."""
+    from fpfl.federation.enrolment import read_request
+
+    asked = read_request(request)
+    print(f"{request} is by {asked.name!r}, with the fingerprint")
+    print(asked.fingerprint)
+    if fingerprint is None:
+        typer.confirm("Does the node say the same, by telephone or in person?", abort=True)
+        return asked.fingerprint
+    return fingerprint
+
+
+def _until(ends: datetime, keys: Path) -> None:
+    from fpfl.federation.enrolment import AUTHORITY, load_trust
+
+    print(f"It counts until {ends:%Y-%m-%d}. The authority's fingerprint, which the node is asked:")
+    print(load_trust(keys / AUTHORITY).fingerprint)
 
 
 @app.command()

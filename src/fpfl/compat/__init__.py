@@ -62,7 +62,7 @@ MOVED = {
     "fpfl.federation.contributing": "fpfl.federation.contribution",
     "fpfl.federation.federating": "fpfl.federation.rounds",
     "fpfl.federation.flower.courier": "fpfl.federation.flower.server",
-    "fpfl.federation.keys": "fpfl.federation.project",
+    "fpfl.federation.keys": "fpfl.federation.enrolment",
     "fpfl.federation.secagg.answers": "fpfl.federation.secagg.server",
     "fpfl.federation.secagg.recovery": "fpfl.federation.secagg.shamir",
     "fpfl.federation.secagg.reveal": "fpfl.federation.secagg.client",

@@ -13,12 +13,22 @@ with a centre c and a width w that are known from somewhere:
     exact       computed from the training users, where nothing is private
     range       nothing: c = 0, w = 1, the mapping of the range as it is
 
-T is the identity, or the logarithm that a schema declares (``transform = "log"``),
+T is the identity, or what a schema declares: the logarithm (``transform = "log"``),
 
     T(x) = sign(x − o) log1p(|x − o|/t),
 
-with o where the table's 0 lies. A number that is missing becomes its centre, z = 0, where a column
-says that it is missing. An indicator of a category has
+with o where the table's 0 lies, or the normal score of the rank (``transform = "quantile"``),
+
+    T(x) = Φ⁻¹(p),    p = P(X < x) + P(X = x)/2 within [1/64, 63/64],    c = 0,    w = 1,
+
+linear between `KNOTS` knots (`through`) and flat beyond them: an input is then nearly normal, as a
+standardised column would be, whatever the column's shape and units are. It is normal and not
+uniform because that trained as well or better with 6,000 made-up users, whatever the label
+followed; with 1,500 it was level. It ends at ±2.15, since noise hides what ranks are beyond. Where
+nothing is known of such a column it keeps the mapping of its range.
+
+A number that is missing becomes its centre, z = 0, where a column says that it is missing. An
+indicator of a category has
 
     c = p,    w = max(√(p(1 − p)), √(0.05 · 0.95)),
 
@@ -37,10 +47,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import NormalDist
 from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from fpfl.data.schema import HALF_WIDTH
@@ -58,6 +70,40 @@ TAIL = 1e-3
 def tail_threshold(low: float, high: float) -> float:
     """t where none is declared: a thousandth of the range's larger end."""
     return TAIL * max(abs(low), abs(high))
+
+
+KNOTS = 33
+"""Of T, where it is a normal score: a public number, whatever was found."""
+
+LEAST_RANK = 1 / 64
+"""Normal scores end at this rank and at 1 minus it: half a knot's step, where a bin's middle is."""
+
+Knots = tuple[tuple[float, float], ...]
+"""Where T's knots lie, and what it is there: both ascend."""
+
+
+def through(places: ArrayLike, shares: ArrayLike) -> Knots:
+    """`KNOTS` knots of T, for ranks that are linear through points and flat beyond them.
+
+    ``places`` ascend strictly, ``shares`` ascend. The knots are where ranks reach 0, 1/32, ..., 1,
+    or their ends where they do not: what lies between two of them has a rank between theirs, so
+    T is never off by more than 1/32 of a rank. Knots may coincide.
+    """
+    x, p = np.asarray(places, dtype=np.float64), np.asarray(shares, dtype=np.float64)
+    # What rounding turns round is put right.
+    at = np.maximum.accumulate(np.interp(np.linspace(0.0, 1.0, KNOTS), p, x))
+    share = np.maximum.accumulate(np.interp(at, x, p)).clip(LEAST_RANK, 1 - LEAST_RANK)
+    return tuple(zip(at.tolist(), map(NormalDist().inv_cdf, share.tolist()), strict=True))
+
+
+def declared_knots(quantiles: ArrayLike) -> Knots:
+    """Knots by quantiles at even shares, the least and the largest value among them.
+
+    A value that is named several times is common: its share is the middle of theirs.
+    """
+    values = np.asarray(quantiles, dtype=np.float64)
+    places, first, count = np.unique(values, return_index=True, return_counts=True)
+    return through(places, (first + (count - 1) / 2) / (len(values) - 1))
 
 
 Source = Literal["declared", "measured", "exact", "range"]
@@ -88,7 +134,11 @@ class InputColumn:
     threshold
         t of a long tail, in the inputs' units: bins are symmetric-log.
     log
-        Whether the input is T(x).
+        Whether the input is T(x), the logarithm.
+    ranks
+        Whether it is T(x), the normal score of its rank.
+    quantiles
+        At even shares, in the inputs' units, where they are declared.
     """
 
     name: str
@@ -102,10 +152,14 @@ class InputColumn:
     origin: float = 0.0
     threshold: float | None = None
     log: bool = False
+    ranks: bool = False
+    quantiles: tuple[float, ...] | None = None
 
     @property
     def known(self) -> bool:
-        """Whether centre and width, or shares, are declared."""
+        """Whether centre and width, quantiles, or shares are declared."""
+        if self.ranks:
+            return self.quantiles is not None
         return self.width is not None if self.number else self.shares is not None
 
     @property
@@ -115,7 +169,7 @@ class InputColumn:
         return low, high
 
     def units(self, x: Any) -> Any:
-        """A number's inputs in the units that it is measured in: T(x), or x − o."""
+        """A number's inputs in the units that it is measured in: a logarithm, or x − o."""
         u = np.asarray(x, dtype=np.float64) - self.origin
         if not self.log:
             return u
@@ -137,6 +191,8 @@ class Found:
         Of categories: of each of the column's inputs.
     missing
         The share of rows in which a number is missing.
+    knots
+        Of a number's normal score, in the units of `InputColumn.units`.
     """
 
     source: Source
@@ -144,6 +200,7 @@ class Found:
     width: float | None = None
     shares: tuple[float, ...] | None = None
     missing: float | None = None
+    knots: Knots | None = None
 
 
 @dataclass(frozen=True)
@@ -165,6 +222,8 @@ class Scaling:
     label
         (c, w): an output o of the network stands for c + w o in units of the label's range. (0, 1)
         where nothing is known, and for classes.
+    ranked, knots
+        The inputs whose T is a normal score, and the knots of each.
     """
 
     centre: tuple[float, ...]
@@ -175,6 +234,8 @@ class Scaling:
     columns: tuple[tuple[str, Source], ...] = ()
     limit: float = LIMIT
     label: tuple[float, float] = (0.0, 1.0)
+    ranked: tuple[int, ...] = ()
+    knots: tuple[Knots, ...] = ()
 
     def __post_init__(self) -> None:
         sizes = {len(x) for x in (self.centre, self.width, self.origin, self.threshold)}
@@ -189,11 +250,24 @@ class Scaling:
         good = sizes == {len(self.indicator)} and all(map(math.isfinite, numbers))
         inside = all(-1 <= place < len(self.indicator) for place in self.indicator)
         positive = min(self.width, default=1.0) > 0 and min(self.threshold, default=0.0) >= 0
-        if not (good and inside and positive and self.limit > 0 and self.label[1] > 0):
+        if not (
+            good and inside and positive and self.limit > 0 and self.label[1] > 0 and self._curved()
+        ):
             raise ValueError(
                 "a scaling has a finite centre, a positive width, an origin, a threshold and an "
-                f"indicator for every input, and a positive limit; {self.as_dict()} was given"
+                "indicator for every input, knots that ascend for those that are ranked, and a "
+                f"positive limit; {self.as_dict()} was given"
             )
+
+    def _curved(self) -> bool:
+        """Whether the knots are some: as many for each ranked input, and finite, and ascending."""
+        there = all(0 <= place < self.inputs for place in self.ranked)
+        once = len(set(self.ranked)) == len(self.ranked) == len(self.knots)
+        alike = {len(each) for each in self.knots} | {len(pair) for k in self.knots for pair in k}
+        if not (there and once and alike <= {2, len(self.knots[0]) if self.knots else 2}):
+            return False
+        k = np.array(self.knots, dtype=np.float64)
+        return bool(np.isfinite(k).all() and (k.size == 0 or (np.diff(k, axis=1) >= 0).all()))
 
     @property
     def inputs(self) -> int:
@@ -209,8 +283,11 @@ class Scaling:
         return ScalingLayer(self).to(x.device, x.dtype)(x)  # type: ignore[no-any-return]
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain values, for JSON."""
-        return asdict(self)
+        """As plain values, for JSON; without knots where there are none, as files were."""
+        values = asdict(self)
+        if not self.ranked:
+            del values["ranked"], values["knots"]
+        return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Scaling:
@@ -226,6 +303,11 @@ class Scaling:
                 columns=tuple((str(name), _source(word)) for name, word in values["columns"]),
                 limit=float(values["limit"]),
                 label=(float(values["label"][0]), float(values["label"][1])),
+                ranked=tuple(int(each) for each in values.get("ranked", ())),
+                knots=tuple(
+                    tuple((float(place), float(share)) for place, share in each)
+                    for each in values.get("knots", ())
+                ),
             )
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise ValueError(
@@ -275,6 +357,7 @@ def scaling_of(
     origin, threshold = np.zeros(inputs), np.zeros(inputs)
     indicator = np.full(inputs, -1)
     sources: list[tuple[str, Source]] = []
+    knots: dict[int, Knots] = {}
     label = (0.0, 1.0)
     for column in columns:
         known = _declared(column) or (found or {}).get(column.name) or Found("range")
@@ -297,7 +380,12 @@ def scaling_of(
                 # Where nothing else is known, the transformed range is mapped.
                 centre[place] = (low + high) / 2
                 width[place] = (high - low) / (2 * HALF_WIDTH)
-            if known.centre is not None and known.width is not None:
+            if column.ranks:
+                mapped = np.linspace(-HALF_WIDTH, HALF_WIDTH, KNOTS)
+                x, z = zip(*known.knots, strict=True) if known.knots else (mapped, mapped)
+                at = np.asarray(x) + (column.origin if known.knots else 0.0)
+                knots[column.first] = tuple(zip(_single(at), _single(z), strict=True))
+            elif known.centre is not None and known.width is not None:
                 centre[place] = known.centre + (0.0 if column.log else column.origin)
                 width[place] = known.width
         elif known.shares is not None:
@@ -311,6 +399,8 @@ def scaling_of(
         tuple(indicator.tolist()),
         tuple(sources),
         label=(float(np.float32(label[0])), float(np.float32(label[1]))),
+        ranked=tuple(knots),
+        knots=tuple(knots.values()),
     )
 
 
@@ -323,6 +413,11 @@ def _declared(column: InputColumn) -> Found | None:
     """What is declared of a column, in the units that it is measured in."""
     if not column.number:
         return None if column.shares is None else Found("declared", shares=column.shares)
+    if column.ranks:
+        if column.quantiles is None:
+            return None
+        units = column.units(np.array(column.quantiles))
+        return Found("declared", knots=declared_knots(units))
     if column.centre is None or column.width is None:
         return None
     ends = np.array([-1.0, 0.0, 1.0]) * column.width + column.centre
@@ -351,6 +446,8 @@ class ScalingLayer(nn.Module):
     indicator: Tensor
     limit: Tensor
     label: Tensor
+    ranked: Tensor | None
+    knots: Tensor | None
 
     def __init__(self, scaling: Scaling) -> None:
         super().__init__()
@@ -358,6 +455,12 @@ class ScalingLayer(nn.Module):
             values = torch.tensor(getattr(scaling, name), dtype=torch.float32)
             self.register_buffer(name, values)
         self.register_buffer("indicator", torch.tensor(scaling.indicator, dtype=torch.int64))
+        # None is in no file: those of models without knots are as they always were.
+        some = bool(scaling.ranked)
+        ranked = torch.tensor(scaling.ranked, dtype=torch.int64) if some else None
+        knots = torch.tensor(scaling.knots, dtype=torch.float32) if some else None
+        self.register_buffer("ranked", ranked)
+        self.register_buffer("knots", knots)
 
     def forward(self, x: Tensor) -> Tensor:
         """Scaled inputs."""
@@ -365,10 +468,29 @@ class ScalingLayer(nn.Module):
         u = x - self.origin
         t = torch.where(log, self.threshold, 1.0)
         u = torch.where(log, u.sign() * torch.log1p(u.abs() / t), x)
+        if self.ranked is not None and self.knots is not None:
+            scores = _between(x.index_select(-1, self.ranked), self.knots)
+            u = u.index_copy(-1, self.ranked, scores)
         z = ((u - self.centre) / self.width).clamp(-self.limit, self.limit)
         says = self.indicator >= 0
         lacking = x.index_select(-1, self.indicator.clamp(min=0)) > 0.5
         return torch.where(says & lacking, 0.0, z)
+
+
+def _between(x: Tensor, knots: Tensor) -> Tensor:
+    """What functions are that are linear between knots, (functions, knots, 2): (..., functions).
+
+    Each step is monotone and depends on one number alone, so it is, to the last bit: whatever
+    else is in a batch.
+    """
+    functions, number, _ = knots.shape
+    # The knot before: only whole numbers are added up.
+    before = (x.unsqueeze(-1) >= knots[:, 1:-1, 0]).sum(-1)
+    before = before + number * torch.arange(functions, device=x.device)
+    flat = knots.flatten(0, 1)
+    (k, low), (after, high) = flat[before].unbind(-1), flat[before + 1].unbind(-1)
+    step = torch.where(after > k, after - k, 1.0)  # knots may coincide
+    return torch.minimum(low + ((x - k) / step).clamp(0.0, 1.0) * (high - low), high)
 
 
 class ScaledModel(nn.Module):
@@ -401,11 +523,16 @@ def load_model(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
     # The network may have a scaling of its own, which a file has with or without another before it.
     own = "scaling.centre" in model.state_dict()
     if "scaling.centre" in state and (not own or "model.scaling.centre" in state):
-        model = ScaledModel(_unscaled(len(state["scaling.centre"])), model)
+        model = ScaledModel(_like(state), model)
     model.load_state_dict(dict(state))
     return model
 
 
-def _unscaled(inputs: int) -> Scaling:
+def _like(state: Mapping[str, Tensor]) -> Scaling:
+    """A scaling whose buffers have the shapes of a file's; one without knots has none."""
+    inputs = len(state["scaling.centre"])
     zeros, ones = (0.0,) * inputs, (1.0,) * inputs
-    return Scaling(zeros, ones, zeros, zeros, (-1,) * inputs)
+    functions, number, _ = state["scaling.knots"].shape if "scaling.knots" in state else (0, 0, 2)
+    knots = (((0.0, 0.0),) * number,) * functions
+    ranked = tuple(range(functions))
+    return Scaling(zeros, ones, zeros, zeros, (-1,) * inputs, ranked=ranked, knots=knots)

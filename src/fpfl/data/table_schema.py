@@ -7,6 +7,7 @@ by looking says so (``source = "data"``), and training with privacy refuses it.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
@@ -44,7 +45,7 @@ Scalar = str | int | float | bool
 Missing = Literal["refuse", "drop"]
 Outside = Literal["refuse", "clamp"]
 Tail = Literal["long"]
-Transform = Literal["log"]
+Transform = Literal["log", "quantile"]
 
 SEPARATORS = (",", ";", "\t", "|")
 OTHER, LACKING = "(other)", "(missing)"
@@ -144,7 +145,9 @@ class NumberColumn:
     Where they are known, ``centre`` and ``scale`` say where the values lie and how far they spread:
     from public knowledge, or, with ``measured``, from a private measurement. ``tail`` is "long"
     where most values are near 0 and a few are far from it: then bins are finer near 0.
-    ``transform`` is "log" where the network should see the value's logarithm (`fpfl.data.inputs`).
+    ``transform`` is "log" where the network should see the value's logarithm, and "quantile" where
+    it should see its rank (`fpfl.data.inputs`); then ``quantiles`` take the place of centre and
+    scale: two or more at even shares, from the least value to the largest, e.g. the quartiles.
     """
 
     name: str
@@ -155,6 +158,7 @@ class NumberColumn:
     measured: bool = False
     tail: Tail | None = None
     transform: Transform | None = None
+    quantiles: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         where = f"the feature {self.name!r}"
@@ -167,12 +171,13 @@ class NumberColumn:
                 words = " or ".join(map(repr, known))
                 raise ValueError(f"{where}: {name} is {given!r}; expected {words}, or leave it out")
         _check_spread(where, self.range, self.centre, self.scale)
+        _check_quantiles(where, self)
         _check_measured(where, self.measured, self.given)
 
     @property
     def given(self) -> bool:
-        """Whether its centre and scale are known."""
-        return self.scale is not None
+        """Whether its centre and scale are known, or its quantiles where it becomes ranks."""
+        return self.scale is not None or self.quantiles is not None
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -407,6 +412,8 @@ class TableSchema:
                     parts += [f"centre = {_plain(f.centre)}", f"scale = {_plain(f.scale)}"]
                 words = (("tail", f.tail), ("transform", f.transform))
                 parts += [f"{name} = {toml_value(word)}" for name, word in words if word]
+                if f.quantiles is not None:
+                    parts.append(f"quantiles = {toml_list(map(_plain, f.quantiles))}")
             if f.measured:
                 parts.append('source = "measured"')
             lines.append(f"{toml_key(f.name)} = {{ {', '.join(parts)} }}")
@@ -438,6 +445,29 @@ def _check_spread(
                 f"{where} has centre = {centre:g} and scale = {scale:g}; expected a centre in its "
                 f"range [{low:g}, {high:g}], and a scale that is positive and no wider than it"
             )
+
+
+def _check_quantiles(where: str, column: NumberColumn) -> None:
+    ranks, given = column.transform == "quantile", column.quantiles
+    if ranks and column.scale is not None:
+        raise ValueError(
+            f"{where}: transform = 'quantile' has no use for centre and scale; give quantiles, or "
+            "leave them out"
+        )
+    if given is None:
+        return
+    if not ranks:
+        raise ValueError(f"{where}: quantiles go with transform = 'quantile'; add it")
+    low, high = column.range
+    if not (
+        len(given) > 1
+        and low <= given[0] < given[-1] <= high
+        and all(a <= b for a, b in itertools.pairwise(given))
+    ):
+        raise ValueError(
+            f"{where} has the quantiles {list(given)}; expected two or more at even shares that "
+            f"ascend within its range [{low:g}, {high:g}], from the least value to the largest"
+        )
 
 
 def _check_measured(where: str, measured: bool, given: bool) -> None:
@@ -585,7 +615,7 @@ def _feature(name: str, given: Any) -> NumberColumn | CategoryColumn:
         given = {"range" if numbers else "values": given}
     if "range" in given:
         known = {"range", "indicator", "centre", "scale", "source", "tail", "transform"}
-        _known(given, where, known)
+        _known(given, where, known | {"quantiles"})
         return NumberColumn(
             name,
             _range(given["range"], where),
@@ -595,14 +625,23 @@ def _feature(name: str, given: Any) -> NumberColumn | CategoryColumn:
             _is_measured(given, where),
             given.get("tail"),
             given.get("transform"),
+            _numbers(given, "quantiles", where, "share"),
         )
     _known(given, where, {"values", "shares", "source"})
     values = _scalars(given.get("values"), where)
-    shares = given.get("shares")
-    if shares is not None and not (isinstance(shares, list) and all(map(_number, shares))):
-        raise ValueError(f"{where}: shares is {shares!r}; expected a number for each value")
-    shares = None if shares is None else tuple(map(float, shares))
+    shares = _numbers(given, "shares", where, "value")
     return CategoryColumn(name, values, shares, _is_measured(given, where))
+
+
+def _numbers(
+    given: Mapping[str, Any], name: str, where: str, each: str
+) -> tuple[float, ...] | None:
+    values = given.get(name)
+    if values is None:
+        return None
+    if not (isinstance(values, list) and all(map(_number, values))):
+        raise ValueError(f"{where}: {name} is {values!r}; expected a number for each {each}")
+    return tuple(map(float, values))
 
 
 def _is_measured(given: Mapping[str, Any], where: str) -> bool:

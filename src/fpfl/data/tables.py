@@ -191,6 +191,10 @@ def number_input(feature: NumberColumn, first: int) -> InputColumn:
         origin=-middle * unit if long else 0.0,
         threshold=tail_threshold(low, high) * unit if long else None,
         log=feature.transform == "log",
+        ranks=feature.transform == "quantile",
+        quantiles=None
+        if feature.quantiles is None
+        else tuple((each - middle) * unit for each in feature.quantiles),
     )
 
 

@@ -12,9 +12,9 @@ must lie z standard deviations beyond 0. A linear form Σ c_{ij} T_{ij} has the 
     W s² Σ c²_{ij} + b Σ c²_{ij} E T_{ij}
 
 at most, where a user counts b samples at most and Poisson cohorts are drawn (Cauchy-Schwarz; where
-nobody is clipped, b is the declared number of samples a user, and users are taken to be of about
-that size). For the two of P_k it is taken at the edge, P_k = N/100 and P_k = L_k/4. A recall
-T_{kk}/L_k is linear in T nearby, and L_k must be 5 of its own deviations large.
+nobody is clipped, b is how many the largest user has). For the two of P_k it is taken at the edge,
+P_k = N/100 and P_k = L_k/4. A recall T_{kk}/L_k is linear in T nearby, and L_k must be 5 of its own
+deviations large.
 
 The windows are the last 1, 2, 4, ... rounds. What the shortest of them that can tell says, holds.
 With z = Φ⁻¹(1 − 1%/(T J (C + 1))), for T rounds, J windows and C + 1 conditions, a run whose models

@@ -83,10 +83,11 @@ def _recorded(
         )
     first, furthest = min(down), min(down, key=lambda t: down[t])
     of_several = f" by one group alone ({others})" if several else ""
+    theirs = times.replace("its class", "their class")
     return (
         f"Strong groups were weighed down: samples of some group weighed {_shown(down[furthest])}"
-        f"{times.replace('its class', 'their class')} at the least{of_several}, in round {furthest:,}; below 1 from round {first:,} on, in "
-        f"{len(down):,} of {len(history):,} rounds."
+        f"{theirs} at the least{of_several}, in round {furthest:,}; below 1{times} from round "
+        f"{first:,} on, in {len(down):,} of {len(history):,} rounds."
     )
 
 

@@ -34,6 +34,7 @@ from fpfl.federation.secagg import (
     Message,
     Refused,
     Session,
+    Trust,
 )
 from fpfl.federation.secagg.server import read_advert
 from fpfl.privacy.conventions import BudgetExhaustedError
@@ -81,7 +82,7 @@ class Federated:
     courier
         Carries the messages.
     authority
-        The public key of the authority that enrolled the nodes.
+        The authority that enrolled the nodes, and whom it revoked.
     run
         What tells this run from all others.
     past, journal
@@ -90,7 +91,7 @@ class Federated:
 
     agreement: Agreement
     courier: Courier
-    authority: bytes
+    authority: Trust
     run: bytes
     past: Past | None = None
     journal: Journal | None = None
@@ -211,6 +212,10 @@ class Federated:
             if credential.name in places and places[credential.name] != node:
                 log.warning("node %d is refused: %s is there already", node, credential.name)
                 continue
+            if self.names.get(node) != credential.name and (
+                soon := self.authority.soon(credential)
+            ):
+                log.warning("%s", soon)
             places[credential.name] = node
             indices[credential.name] = credential.index
             self.names[node] = credential.name
@@ -274,7 +279,7 @@ def _bytes(answer: Message, name: str) -> bytes:
 def federate(
     agreement: Agreement,
     courier: Courier,
-    authority: bytes,
+    authority: Trust,
     *,
     folder: str | Path | None = None,
     ledger: str | Path | None = None,
@@ -289,7 +294,7 @@ def federate(
     courier
         Carries messages to nodes and back.
     authority
-        The public key of the authority that enrolled the nodes.
+        The authority that enrolled the nodes, and whom it revoked.
     folder
         Where the run is written down. One that has begun there goes on from its last finished
         round; what was charged stays charged.

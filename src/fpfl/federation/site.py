@@ -261,9 +261,17 @@ class SiteNode:
     paused: Path
 
     @classmethod
-    def beside(cls, identity: Path, *, simulated: bool = False) -> SiteNode:
-        """The node of an identity file, by what is beside it."""
-        who = Identity.from_bytes(identity.read_bytes())
+    def beside(
+        cls, identity: Path, *, simulated: bool = False, who: Identity | None = None
+    ) -> SiteNode:
+        """The node of an identity file, by what is beside it.
+
+        ``who`` is the identity where it has been read; else `Refused` where it counts no longer.
+        """
+        if who is None:
+            from fpfl.federation.enrolment import load_identity
+
+            who = load_identity(identity)
         settings, ledger = identity.with_name(SITE), None
         site = Site.read(settings) if settings.is_file() and not simulated else Site()
         if not simulated:
@@ -272,8 +280,10 @@ class SiteNode:
 
     @classmethod
     def at(cls, folder: Path) -> SiteNode:
-        """The node of a site's folder."""
-        return cls.beside(folder / IDENTITY)
+        """The node of a site's folder, to look after: its identity may have ended."""
+        _known(folder)
+        path = folder / IDENTITY
+        return cls.beside(path, who=Identity.from_bytes(path.read_bytes()))
 
     def close(self) -> None:
         """Close the ledger."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
+from fpfl.data.inputs import KNOTS
 from fpfl.data.table_schema import CategoryColumn, MeasuredAt, NumberColumn, TableSchema
 from fpfl.measurement.result import MeasuredCategories, MeasuredNumber, Measurement
 
@@ -12,7 +15,8 @@ def filled(schema: TableSchema, measurement: Measurement) -> TableSchema:
     """The schema with what was measured, marked as that; what was given before stays as it is.
 
     A column whose noise dominates stays without. The centre is the median, the scale the spread, a
-    category's share is of the rows that have a value.
+    category's share is of the rows that have a value. A number that becomes its rank has quantiles
+    in place of centre and scale: as many as `KNOTS`, each the middle of its bin.
 
     Parameters
     ----------
@@ -51,6 +55,11 @@ def _filled(
         centre, scale = found.median.value, found.spread
         if centre != centre or scale != scale:  # NaN: noise dominates
             return feature
+        if feature.transform == "quantile":
+            at = [_short(min(max(each, low), high)) for each in _quantiles(found)]
+            # All people in one bin: nothing that a range does not say.
+            given = tuple(at) if at[0] < at[-1] else None
+            return replace(feature, quantiles=given, measured=given is not None)
         # Of a measurement over another range than the schema's.
         centre, scale = min(max(centre, low), high), min(scale, high - low)
         return replace(feature, centre=_short(centre), scale=_short(scale), measured=True)
@@ -63,6 +72,14 @@ def _filled(
         own = tuple(int(1e6 * share / total) / 1e6 for share in shares[: len(feature.values)])
         return replace(feature, shares=own, measured=True)
     return feature
+
+
+def _quantiles(found: MeasuredNumber) -> list[float]:
+    """At even shares; a bin with many people is named several times, as common values are."""
+    edges, shares = found.cells.edges, np.linspace(0.0, 1.0, KNOTS)
+    bins = np.searchsorted(found.distribution[1:], shares).clip(max=len(edges) - 2)
+    middles: list[float] = ((edges[:-1] + edges[1:]) / 2)[bins].tolist()
+    return middles
 
 
 def _short(value: float) -> float:

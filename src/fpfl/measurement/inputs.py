@@ -6,8 +6,10 @@ range (symmetric-log where a long tail is declared), or, where many columns shar
 users, 32, 16 or 8: as many as leave a median's rank known within a tenth of the users. Its centre
 is the median, or the range's end where that is in the last bin before it (most such values are the
 end itself: a 0). Its width is the spread of `MeasuredNumber`. A number with two values is a
-category, in fact, and has their mean and deviation. Categories have their shares. Where noise
-dominates a column of B cells,
+category, in fact, and has their mean and deviation. A number that becomes its rank has the
+distribution function in place of centre and width: the histogram's, made monotone, with a bin's
+people at its middle; bins are symmetric-log. Categories have their shares. Where noise dominates a
+column of B cells,
 
     z s √B > K/2,    z = 1.96, noise of s users on a count,
 
@@ -27,7 +29,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import numpy as np
 
 from fpfl.data.federated import FederatedDataset
-from fpfl.data.inputs import Found, InputColumn, share_width
+from fpfl.data.inputs import Found, InputColumn, Knots, share_width, through
 from fpfl.data.schema import HALF_WIDTH
 from fpfl.measurement.cells import NOWHERE, CategoryCells, Cells, Floats, Ints, NumberCells, places
 from fpfl.measurement.counting import CodedRows, whole_sum
@@ -139,7 +141,7 @@ def measured_inputs(
         if plan.rank_error(0.5, cells.size) > _MOST_ERROR:
             continue
         if isinstance(cells, NumberCells):
-            known = _number(MeasuredNumber(cells, numbers, *more))
+            known = _number(MeasuredNumber(cells, numbers, *more), ranks=column.ranks)
         else:
             known = _shares(MeasuredCategories(cells, numbers, *more))
         if known is not None:
@@ -147,7 +149,7 @@ def measured_inputs(
     return found
 
 
-def _number(measured: MeasuredNumber) -> Found | None:
+def _number(measured: MeasuredNumber, *, ranks: bool) -> Found | None:
     median, spread = measured.median.value, measured.spread
     if math.isnan(median) or math.isnan(spread):
         return None
@@ -155,6 +157,11 @@ def _number(measured: MeasuredNumber) -> Found | None:
     if measured.missing is not None:
         share = min(max(measured.missing.value, 0.0), 1.0)
         share = 0.0 if math.isnan(share) else share
+    if ranks:
+        below, edges = measured.distribution, measured.cells.edges
+        middles = (edges[:-1] + edges[1:]) / 2
+        knots = through(middles, (below[:-1] + below[1:]) / 2)
+        return Found("measured", missing=share, knots=knots)
     p = _upper_share(measured)
     if p is not None:
         low, high = measured.cells.low, measured.cells.high
@@ -215,8 +222,17 @@ def _exact(rows: Floats, column: InputColumn, weights: Floats) -> Found:
     found = np.asarray(column.units(values[there, 0]))
     if not len(found):
         return Found("range", missing=missing)
+    if column.ranks:
+        return Found("exact", missing=missing, knots=_ranks(found, weights[there]))
     centre, width = _middle(found, weights[there])
     return Found("exact", centre, width, missing=missing)
+
+
+def _ranks(values: Floats, weights: Floats) -> Knots:
+    """By each value's rank: what is below it, and half of what is there."""
+    places, which = np.unique(values, return_inverse=True)
+    there = np.bincount(which, weights) / weights.sum()
+    return through(places, (np.cumsum(there) - there / 2).clip(0.0, 1.0))
 
 
 def _middle(values: Floats, weights: Floats) -> tuple[float, float]:

@@ -149,6 +149,8 @@ def _cells(
             raise ValueError(f"the column {name!r} has categories; expected no range or symlog")
         return declared
     low, high = declared.range if range is None else range
+    if declared.transform == "quantile" and name not in symlog:
+        symlog = [name]  # as training would measure it
     return _number(name, low, high, bins, symlog, missing=declared.indicator)
 
 

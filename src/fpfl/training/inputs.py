@@ -11,6 +11,7 @@ import struct
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from fpfl.aggregation.noise import NoiseSource
@@ -169,7 +170,8 @@ def _charged(
 
 def scaled(data: FederatedDataset, scaling: Scaling) -> FederatedDataset:
     """The population with its inputs scaled, and its label's unit as it was found."""
-    pieces = [scaling(piece) for piece in torch.split(data.features, _AT_ONCE)]
+    rows = max(1, _AT_ONCE // max(1, len(scaling.ranked)))
+    pieces = [scaling(piece) for piece in torch.split(data.features, rows)]
     schema = data.schema
     if schema.label_range is not None:
         (low, high), (centre, width) = schema.label_range, scaling.label
@@ -184,9 +186,18 @@ def from_first(inputs: Inputs, scaling: Scaling | None, ranks: Ranks) -> Scaling
         assert scaling is not None  # this is the first
         return scaling
     mine = scaling or scaling_of(inputs.columns, inputs.size)
-    numbers = (*mine.label, *mine.centre, *mine.width)
+    # How many knots there are is public: what is ranked has some, whatever was found.
+    knots = np.array(mine.knots).reshape(-1).tolist()
+    numbers = (*mine.label, *mine.centre, *mine.width, *knots)
     bits = struct.unpack(f"<{len(numbers)}q", struct.pack(f"<{len(numbers)}d", *numbers))
     same = ranks.numbers_from_first(list(bits))
     found = struct.unpack(f"<{len(numbers)}d", struct.pack(f"<{len(numbers)}q", *same))
-    label, centre, width = found[:2], found[2 : 2 + inputs.size], found[2 + inputs.size :]
-    return replace(mine, label=(label[0], label[1]), centre=centre, width=width)
+    first, last = 2 + inputs.size, 2 + 2 * inputs.size
+    pairs = np.array(found[last:]).reshape(len(mine.ranked), -1, 2).tolist()
+    return replace(
+        mine,
+        label=(found[0], found[1]),
+        centre=found[2:first],
+        width=found[first:last],
+        knots=tuple(tuple((place, share) for place, share in each) for each in pairs),
+    )

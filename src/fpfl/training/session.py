@@ -322,6 +322,9 @@ def prepare(
         measurement=measurement,
         **settings,
     )
+    if spec.clipping is None:
+        # Nothing else bounds what one user's samples, which may all be alike, do to the tables.
+        spec = replace(spec, largest=float(data.offsets.diff().max()))
     if where is not None:
         spec = replace(spec, table=table_kept(where))
     if privacy is None or noise_seed is not None:

@@ -85,6 +85,8 @@ class TrainingSpec:
         was one goes on with hits and misses.
     measurement
         Whether inputs are measured before the first round, with noise by rule; or σ₀ of that.
+    largest
+        How many samples a user has at most, where nobody is clipped and the users are at hand.
     """
 
     flat: FlatModel
@@ -106,6 +108,7 @@ class TrainingSpec:
     noise: Privacy | None = None
     table: bool = True
     measurement: bool | float = False
+    largest: float | None = None
 
     @classmethod
     def settle(
@@ -248,7 +251,8 @@ class TrainingSpec:
         if classes is None or where is None:
             return None
         noise = 0.0 if noisy.plan is None else float(noisy.noise_stddev[where.start])
-        bounds = [self.samples_per_user, None if self.clipping is None else self.clipping.selection]
+        clipped = None if self.clipping is None else self.clipping.selection
+        bounds = [self.samples_per_user, clipped, self.largest]
         known = [float(each) for each in bounds if each is not None]
         most = min(known) if known else self.schema.samples_per_user or 1.0
         return Released(classes, self.rounds, noise, max(1.0, most))

@@ -3,7 +3,8 @@
 What a node is told when it is started (``flower-supernode --node-config``):
 
 identity        the file that the authority made for this node; beside it FILE.ledger is written,
-                and site.toml is read: what the site allows (`fpfl.federation.site`)
+                site.toml is read, what the site allows (`fpfl.federation.site`), and a list of
+                the revoked, revoked.crl
 anything else   for the project's own loader, which gets all of it
 """
 
@@ -19,9 +20,9 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from fpfl.federation.enrolment import IDENTITY, ending
 from fpfl.federation.flower import RECORD, TOKEN
 from fpfl.federation.flower.logs import show
-from fpfl.federation.project import IDENTITY
 from fpfl.federation.secagg import Refused
 from fpfl.federation.site import SiteNode
 
@@ -50,6 +51,9 @@ def client_app(agreement: str, load: str) -> ClientApp:
         said: Mapping[str, Any]
         try:
             with closing(_node(context)) as node:
+                if request.get("step") == "advertise":
+                    for line in ending(node.identity.authority, node.identity.credential):
+                        log.warning("%s", line)
                 state = context.state.config_records.get(RECORD, {}).get("state", b"")
                 kept, said = node.answered(
                     request,

@@ -7,7 +7,8 @@ alone is sent: a reply is told by it, and with it the message's id cannot be gue
 What it is told when a run is started (``flwr run --run-config``, or the project's file):
 
 folder       where the run is written down, on the server; one that has begun goes on
-authority    the file with the public key of the authority that enrolled the nodes
+authority    the file with the certificate of the authority that enrolled the nodes; a list of the
+             revoked is read beside it, revoked.crl
 ledger       a population's ledger that is charged as well; empty for none
 """
 
@@ -24,6 +25,7 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
+from fpfl.federation.enrolment import ending, load_trust
 from fpfl.federation.flower import RECORD, TOKEN
 from fpfl.federation.flower.client import resolved
 from fpfl.federation.flower.logs import show
@@ -136,10 +138,13 @@ def server_app(agreement: str) -> ServerApp:
         show()
         config = context.run_config
         ledger = str(config.get("ledger", ""))
+        trust = load_trust(Path(str(config["authority"])))
+        for line in ending(trust):
+            log.warning("%s", line)
         run = federate(
             resolved(agreement)(),
             FlowerCourier(grid),
-            Path(str(config["authority"])).read_bytes(),
+            trust,
             folder=str(config["folder"]),
             ledger=ledger or None,
             callbacks=[_said],

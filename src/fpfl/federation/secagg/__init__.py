@@ -12,7 +12,7 @@ deals useless shares can spoil a session, though not learn from it.
 
 from fpfl.federation.secagg.client import advertise, consent, mask, share, unmask
 from fpfl.federation.secagg.graph import COMPLETE_UP_TO, GraphChoice, choose_graph
-from fpfl.federation.secagg.identity import Authority, Credential, Identity
+from fpfl.federation.secagg.identity import Authority, Credential, Identity, Trust
 from fpfl.federation.secagg.primitives import Invalid
 from fpfl.federation.secagg.server import Aggregation
 from fpfl.federation.secagg.session import STEPS, Abandoned, Message, Refused, Session
@@ -32,6 +32,7 @@ __all__ = [
     "Message",
     "Refused",
     "Session",
+    "Trust",
     "advertise",
     "choose_graph",
     "consent",

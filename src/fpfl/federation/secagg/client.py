@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fpfl.federation.secagg import transcript
-from fpfl.federation.secagg.identity import Credential, Identity
+from fpfl.federation.secagg.identity import Credential, Identity, Trust
 from fpfl.federation.secagg.primitives import (
     KEY_BYTES,
     NONCE_BYTES,
@@ -130,7 +130,7 @@ def share(
     return after, _signed(answer, identity)
 
 
-def _peers(state: ClientState, request: Request, authority: bytes) -> list[Peer]:
+def _peers(state: ClientState, request: Request, authority: Trust) -> list[Peer]:
     """The neighbours and the node itself, in the order of their indices, each one checked."""
     session = state.session
     credentials = request.get("credentials")

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from fpfl.federation.secagg import transcript
 from fpfl.federation.secagg.client import SEALED_BYTES
 from fpfl.federation.secagg.graph import neighbours
-from fpfl.federation.secagg.identity import Credential
+from fpfl.federation.secagg.identity import Credential, Trust
 from fpfl.federation.secagg.primitives import KEY_BYTES, SIGNATURE_BYTES, Invalid, verify
 from fpfl.federation.secagg.session import (
     STEPS,
@@ -62,7 +62,7 @@ class Advert:
         return self.public[KEY_BYTES:]
 
 
-def read_advert(session: Session, authority: bytes, name: str, answer: Request) -> Advert:
+def read_advert(session: Session, authority: Trust, name: str, answer: Request) -> Advert:
     """Check the answer to "advertise" of the node that is known as ``name``."""
     public = read_bytes(answer, "public", 2 * KEY_BYTES)
     signature = read_bytes(answer, "signature", SIGNATURE_BYTES)
@@ -192,8 +192,8 @@ class Aggregation:
     ----------
     session : Session
         Its settings.
-    authority : bytes
-        The public key of the authority that enrolled the nodes.
+    authority : Trust
+        The authority that enrolled the nodes, and whom it revoked.
     names : iterable of str
         Who is asked.
 
@@ -211,7 +211,7 @@ class Aggregation:
         Whether requests for shares were handed out.
     """
 
-    def __init__(self, session: Session, authority: bytes, names: Iterable[str]):
+    def __init__(self, session: Session, authority: Trust, names: Iterable[str]):
         self.session = session
         self.step: str = STEPS[0]
         self.dropped: dict[str, tuple[str, ...]] = {}
