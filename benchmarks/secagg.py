@@ -31,11 +31,11 @@ from fpfl.federation.secagg import (
     Aggregation,
     Authority,
     ClientState,
+    Deal,
+    Dealing,
     Identity,
-    Session,
     advertise,
     choose_graph,
-    consent,
     identity,
     mask,
     shamir,
@@ -77,15 +77,16 @@ class Times:
 
 
 def one_round(
-    nodes: dict[str, Identity], session: Session, leave: int = 0, cold: bool = False
+    nodes: dict[str, Identity], session: Dealing, leave: int = 0, cold: bool = False
 ) -> Times:
-    """A whole session in which some leave before they mask; its sum is checked."""
+    """A dealing for one session, in which some leave before they mask; its sum is checked."""
     times = Times()
     rng = np.random.default_rng(0)
     base = rng.integers(0, 2**32, session.size, dtype=np.uint32)
     vectors = {name: base + np.uint32(node.index) for name, node in nodes.items()}
     gone = set(rng.choice(list(nodes), leave, replace=False).tolist())
-    server = Aggregation(session, AUTHORITY.trust, nodes)
+    deal = Deal(session, AUTHORITY.trust, nodes)
+    server: Deal | Aggregation = deal
     states: dict[str, ClientState] = {}
     while server.step != "done":
         step, start = server.step, time.perf_counter()
@@ -110,7 +111,10 @@ def one_round(
             times.state_bytes = max(times.state_bytes, len(data))
         start = time.perf_counter()
         server.close_step()
+        if server is deal and deal.step == "done":
+            server = Aggregation(deal, 0, {})
         times.server[step] += time.perf_counter() - start
+    assert isinstance(server, Aggregation)
     count, indices = len(server.survivors), sum(nodes[name].index for name in server.survivors)
     expected = base * np.uint32(count) + np.uint32(indices)
     if not np.array_equal(server.total(), expected) or count != len(nodes) - leave:
@@ -123,17 +127,17 @@ def answered(
 ) -> Any:
     """A client's part of a step."""
     if step == "advertise":
-        return advertise(node, Session.from_message(request))
+        return advertise(node, Dealing.from_message(request))
     assert state is not None
     if step == "share":
         return share(state, request, node)
     if step == "mask":
         return mask(state, request, vectors[node.name], node)
-    return consent(state, request, node) if step == "consent" else unmask(state, request)
+    return unmask(state, request, node)
 
 
-def a_session(nodes: int, size: int, degree: int | None, threshold: int, least: int) -> Session:
-    return Session(b"benchmark", 1, 0, size, threshold, least, degree)
+def a_session(nodes: int, size: int, degree: int | None, threshold: int, least: int) -> Dealing:
+    return Dealing(b"benchmark", 1, 1, size, threshold, least, degree)
 
 
 def best(repeats: int, *arguments: Any, **options: Any) -> dict[str, Any]:

@@ -85,5 +85,36 @@ def _read(path: Path, command: str) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-TABLES: dict[str, Callable[[], str]] = {"figures": figures, "secagg": secagg}
+def fleet() -> str:
+    """Many enrolled nodes of one user each, of whom the server picks some."""
+    found = _read(ROOT / "benchmarks" / "results" / "fleet.json", "python -m benchmarks.fleet")
+    row, about = found["fleet"], found["about"]
+    node = row["node_milliseconds"]
+    lines = [
+        f"| {row['nodes']:,} enrolled nodes, {row['cohort']} picked a round | |",
+        "| --- | ---: |",
+        f"| enrolling all of them | {row['enrolling_seconds']:.1f} s |",
+        f"| the agreement, with its graph and the trial of the model | "
+        f"{row['agreeing_seconds']:.1f} s |",
+        f"| the server's own work in a round | {row['server_seconds_a_round']:.2f} s |",
+        f"| a node's own work in a round | {sum(node.values()):.0f} ms |",
+        f"| of it training, clipping, rounding and masking | {node['mask']:.0f} ms |",
+        f"| what a node sends and is sent in a round ({row['numbers']:,} numbers) | "
+        f"{sum(row['node_bytes'].values()) / 1024:.0f} KiB |",
+        f"| memory of the one process with all parties | {row['peak_mib']} MiB |",
+        "",
+        "| all of them asked at once | neighbours | choosing the graph, ms |",
+        "| ---: | ---: | ---: |",
+        *(
+            f"| {each['nodes']:,} | {each['degree']} | {each['milliseconds']:.1f} |"
+            for each in found["graphs"]
+        ),
+    ]
+    return (
+        "\n".join(lines) + f"\n\n`{about['command']}`, {about['date']}, {about['hardware']}, load "
+        f"{about['load_average_at_end']:.0f} beside it, {row['rounds']} rounds.\n"
+    )
+
+
+TABLES: dict[str, Callable[[], str]] = {"figures": figures, "secagg": secagg, "fleet": fleet}
 """What ``<!-- federation: NAME -->`` stands for."""

@@ -32,7 +32,7 @@ from federated import (
 import fpfl
 from fpfl.aggregation.encoding import in_ring
 from fpfl.data import AttributeColumn, Label, NumberColumn, TableSchema
-from fpfl.federation import FederationError, federate
+from fpfl.federation import FederationError, federate, rounds
 from fpfl.federation import contribution as contributing
 from fpfl.federation.agreement import Agreement
 from fpfl.federation.contribution import (
@@ -42,9 +42,10 @@ from fpfl.federation.contribution import (
     broadcast,
     received,
     received_level,
+    received_round,
 )
-from fpfl.federation.rounds import Federated
-from fpfl.federation.secagg import Abandoned, Authority, GraphChoice
+from fpfl.federation.rounds import SOON, Federated
+from fpfl.federation.secagg import STEPS, Abandoned, Authority, GraphChoice
 from fpfl.federation.secagg.client import _signed
 from fpfl.runs.ledger import RunLedger
 
@@ -424,8 +425,6 @@ def test_one_user_more_than_agreed_adds_itself_alone():
 
 # --- drop-outs, and what they cost ---------------------------------------------------------------
 
-STEPS = ("advertise", "share", "mask", "consent", "unmask")
-
 
 def lost(steps: dict[str, set[int]]):
     """A fault: these nodes' answers to these steps, and all later ones, do not come."""
@@ -444,7 +443,7 @@ def test_a_round_survives_thirty_percent_of_its_nodes(step, tmp_path):
     courier = Memory(agreed, fault=lost({step: {1, 4, 7}}))
     run = federated(agreed, courier, folder=tmp_path / "run")
     assert len(run.history) == 1
-    late = step in ("consent", "unmask")  # their vectors were in the sum by then
+    late = step == "unmask"  # their vectors were in the sum by then
     own = dealt(agreed)
     loads = [
         (lambda part=part: part) if late or i not in (1, 4, 7) else nobody
@@ -494,9 +493,8 @@ def test_a_round_with_too_few_is_abandoned_and_tried_again(step, tmp_path, caplo
     assert (run.stopped is not None) == paid
     assert charges(tmp_path / "run") == ([1, 1] if paid else [1, 2])
     keys = [a["public"] for s, _, a in courier.seen if s == "advertise"]
-    assert len(set(keys)) == len(keys) == 15
-    sessions = {a["session"] for _, _, a in courier.seen}
-    assert len(sessions) == 3
+    assert len(set(keys)) == len(keys) == 10  # dealt once more, for all that was left
+    assert len({a["session"] for s, _, a in courier.seen if s == "advertise"}) == 2
 
 
 def test_a_round_that_cannot_be_finished_keeps_what_there_is(tmp_path):
@@ -537,7 +535,7 @@ def test_a_server_that_dies_goes_on_from_the_last_finished_round(where, tmp_path
     real = getattr(target[1], target[0])
 
     def fragile(self, *arguments):
-        third = len({a["session"] for s, _, a in courier.seen}) == 3
+        third = len({a["session"] for s, _, a in courier.seen if s == "mask"}) == 3
         step = courier.seen[-1][0] if courier.seen else ""
         if third and (where != "after the charge" or step == "unmask"):
             die()
@@ -595,7 +593,7 @@ def test_wrong_messages_are_refused_by_name_and_harm_no_other(caplog):
             return [stale]
         if node == 3:  # again and again
             return [answer, answer, answer]
-        if node == 4 and step == "consent":
+        if node == 4 and step == "unmask":
             return [answer | {"signature": bytes(64)}]
         return [answer]
 
@@ -603,7 +601,7 @@ def test_wrong_messages_are_refused_by_name_and_harm_no_other(caplog):
     with caplog.at_level(logging.WARNING):
         run = federated(agreed, courier)
     assert len(run.history) == 2
-    for name, why in (("node-1", "bytes"), ("node 2", "session"), ("node-4", "signature")):
+    for name, why in (("node-1", "bytes"), ("node-2", "session"), ("node-4", "signature")):
         assert any(name in r.getMessage() and why in r.getMessage() for r in caplog.records), (
             name,
             why,
@@ -653,7 +651,7 @@ def test_a_node_that_deals_useless_shares_spoils_one_attempt(caplog, tmp_path):
 
     def fault(step, node, answer):
         if step == "share" and node == 6:
-            bad = answer | {"seed_commitment": bytes(32)}
+            bad = answer | {"seed_commitments": bytes(len(answer["seed_commitments"]))}
             bad.pop("signature")
             return [_signed(bad, courier.identities[6])]
         return [answer]
@@ -664,6 +662,147 @@ def test_a_node_that_deals_useless_shares_spoils_one_attempt(caplog, tmp_path):
     assert "node-6 is left out from now on" in caplog.text
     assert charges(tmp_path / "run") == [1, 1, 2]  # one of three rounds was spoilt
     assert len(run.history) == 2
+
+
+def test_who_is_left_out_stays_out_when_the_run_is_started_again(tmp_path):
+    agreed = agreement(60, 10, rounds=4, colluders=1)
+
+    def fault(step, node, answer):
+        if step == "share" and node == 6:
+            bad = answer | {"seed_commitments": bytes(len(answer["seed_commitments"]))}
+            bad.pop("signature")
+            return [_signed(bad, courier.identities[6])]
+        return [answer]
+
+    courier = Memory(agreed, fault=fault)
+
+    def cut(event):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        federated(agreed, courier, folder=tmp_path / "run", callbacks=[cut])
+    assert json.loads((tmp_path / "run" / "excluded.json").read_text()) == ["node-6"]
+    courier.seen.clear()
+    run = federated(agreed, courier, folder=tmp_path / "run")
+    assert len(run.history) == 3  # one of four was spoilt, and no second one
+    assert not [1 for step, node, _ in courier.seen if node == 6 and step != "advertise"]
+    (tmp_path / "run" / "excluded.json").write_text("{")
+    with pytest.raises(FederationError, match="damaged"):
+        Federated(agreed, courier, courier.key, b"r" * 16, folder=tmp_path / "run")
+
+
+# --- dealing, and who is called ------------------------------------------------------------------
+
+
+def asked_in(courier: Memory, monkeypatch_exchange: list) -> None:
+    """Note who is asked what."""
+    real = courier.exchange
+
+    def exchange(requests, timeout):
+        step = next(iter(requests.values()))["step"] if requests else ""
+        monkeypatch_exchange.append((step, sorted(requests)))
+        return real({n: r for n, r in requests.items() if n < courier.agreed.nodes}, timeout)
+
+    courier.exchange = exchange
+
+
+def test_a_round_is_two_exchanges():
+    agreed = agreement(rounds=3)
+    courier, asked = Memory(agreed), []
+    asked_in(courier, asked)
+    federated(agreed, courier)
+    everybody = list(range(5))
+    assert asked == [(step, everybody) for step in (*STEPS[:2], *(STEPS[2:] * 3))]
+
+
+@pytest.mark.parametrize("dead", [0, 1])
+def test_strangers_count_for_nothing(dead, monkeypatch):
+    """Five nodes and three strangers who are there first; four and three."""
+    agreed = agreement(rounds=7, timeout=1.0)
+    courier, asked = Memory(agreed), []
+    asked_in(courier, asked)
+    courier.gone = {4} if dead else set()
+    late = {2, 3, 4}  # come when they have been called
+    strangers = [97, 98, 99]
+
+    def nodes(enough, timeout):
+        here = [i for i in range(5) if i not in courier.gone and (asked or i not in late)]
+        return [*here, *strangers]
+
+    courier.nodes = nodes
+    run = federated(agreed, courier)
+    assert len(run.history) == 7
+    # They are called, and asked for nothing else: twice, since it is dealt again after a while.
+    assert all(not set(strangers) & set(who) for step, who in asked if step != "advertise")
+    assert sum(set(strangers) <= set(who) for step, who in asked if step == "advertise") == 2
+
+
+def test_a_node_that_lost_what_it_was_dealt_is_back_after_some_rounds(caplog):
+    agreed = agreement(rounds=12)
+    courier, asked = Memory(agreed), []
+    asked_in(courier, asked)
+    done = []
+
+    def forget(event):
+        done.append(event.row["round"])
+        if done == [1]:
+            courier.states[3] = b""
+
+    run = federated(agreed, courier, callbacks=[forget])
+    assert len(run.history) == 12
+    masked = [node for step, node, _ in courier.seen if step == "mask"]
+    assert masked.count(3) == 1 + 12 - SOON
+    assert sum(step == "advertise" for step, _ in asked) == 2
+    # Whoever is back is not called again and again.
+    assert all("nothing was begun" in said for said in courier.refused)
+
+
+def test_a_new_node_is_dealt_to_after_some_rounds():
+    agreed = agreement(rounds=8)
+    courier = Memory(agreed, gone={2})
+    done = []
+
+    def come(event):
+        done.append(event.row["round"])
+        courier.gone.clear()
+
+    federated(agreed, courier, callbacks=[come])
+    masked = [node for step, node, _ in courier.seen if step == "mask"]
+    assert masked.count(2) == 8 - SOON
+
+
+def test_too_few_of_a_dealing_are_dealt_again_at_once():
+    agreed = agreement(rounds=4)
+    courier, asked = Memory(agreed, gone={4}), []
+    asked_in(courier, asked)
+
+    def change(event):
+        courier.gone = {0}
+
+    assert len(federated(agreed, courier, callbacks=[change]).history) == 4
+    assert sum(step == "advertise" for step, _ in asked) == 2
+
+
+def test_long_messages_are_for_fewer_rounds(monkeypatch):
+    agreed = agreement(rounds=200)
+    server = Federated(agreed, Memory(agreed), b"", b"r" * 16)
+    assert server._dealing(1).sessions == 200
+    assert server._dealing(191).sessions == 10
+    assert server._dealing(500).sessions == 1
+    monkeypatch.setattr(rounds, "DEALT_BYTES", 160 * 5 * 7)
+    assert server._dealing(1).sessions == 7
+    assert server._dealing(1).id != server._dealing(1).id
+
+
+def test_every_step_says_who_is_waited_for(caplog):
+    agreed = agreement(rounds=1)
+    with caplog.at_level(logging.INFO, logger="fpfl.federation"):
+        federated(agreed)
+    said = [record.getMessage() for record in caplog.records]
+    for step in ("share", "mask", "unmask"):
+        lines = [line for line in said if f"{step!r}: waiting for" in line]
+        assert "node-0, node-1, node-2, node-3, node-4" in lines[0]
+        assert any(f"{step!r}: 5 of 5 answered" in line for line in said)
 
 
 @pytest.mark.parametrize("nodes", some((120, 200), 120))
@@ -706,15 +845,15 @@ def test_a_node_refuses_a_graph_that_was_not_agreed_on(monkeypatch):
     for graph in (GraphChoice(None, 2), GraphChoice(2, 1)):
         agreed = agreement(rounds=1, attempts=1)
         courier = Memory(agreed)
-        real = Federated._session
+        real = Federated._dealing
 
         def lenient(self, round, graph=graph, real=real):
             return replace(real(self, round), degree=graph.degree, threshold=graph.threshold)
 
-        monkeypatch.setattr(Federated, "_session", lenient)
+        monkeypatch.setattr(Federated, "_dealing", lenient)
         with pytest.raises(FederationError):
             federated(agreed, courier)
-        monkeypatch.setattr(Federated, "_session", real)
+        monkeypatch.setattr(Federated, "_dealing", real)
         assert len(courier.refused) == 5
         assert all("another graph" in text for text in courier.refused)
 
@@ -797,12 +936,12 @@ def test_broadcasts_survive_the_wire():
     agreed = agreement()
     w = agreed.spec.flat.vector()
     weights = fpfl.OneGradient().weights(agreed.spec.method.begin(1, 2, w.device), 1.0, 0.1)
-    again, beside = received(dict(broadcast(w, weights)), agreed)
+    again, beside = received(dict(broadcast(1, w, weights)), agreed)
     assert torch.equal(again, w)
     assert beside is not None
     assert torch.equal(beside.groups, weights.groups)
     assert (beside.low, beside.high) == (weights.low, weights.high)
-    assert received(dict(broadcast(w, None)), agreed)[1] is None
+    assert received(dict(broadcast(1, w, None)), agreed)[1] is None
     with pytest.raises(ValueError, match="must be"):
         received({"w": b"123"}, agreed)
 
@@ -811,7 +950,7 @@ def test_broadcasts_survive_the_wire():
 def test_the_level_of_a_bound_survives_the_wire(level):
     agreed = agreement(**METHODS["a bound that adapts"])
     w = agreed.spec.flat.vector()
-    said = dict(broadcast(w, None, level))
+    said = dict(broadcast(1, w, None, level))
     assert received_level(said, agreed) == level
     rules, encoding = agreed.at(level)
     assert {rule.name: rule.bound for rule in rules}["gradients"] == agreed.grid.at(level)
@@ -826,8 +965,8 @@ def test_a_node_refuses_a_bound_that_was_not_agreed_on(level, monkeypatch):
     courier = Memory(agreed)
     plain = broadcast
 
-    def lying(w, weights, _):
-        return plain(w, weights) | ({} if level is None else {"level": level})
+    def lying(round, w, weights, _):
+        return plain(round, w, weights) | ({} if level is None else {"level": level})
 
     monkeypatch.setattr("fpfl.federation.rounds.broadcast", lying)
     with pytest.raises(FederationError, match="round 1 was abandoned"):
@@ -874,12 +1013,19 @@ def test_weights_on_their_way_down_are_within_the_agreed_range(low):
         assert beside.low == pytest.approx(1.0 - (1.0 - low) * released, abs=1e-6)
 
 
+@pytest.mark.parametrize("round", [None, 0, -1, True, 1.0, "1", 2**62])
+def test_what_is_no_number_of_a_round_is_refused(round):
+    with pytest.raises(ValueError, match="round must be"):
+        received_round({"round": round})
+    assert received_round({"round": 3}) == 3
+
+
 def test_a_node_refuses_any_bound_where_it_is_fixed():
     agreed = agreement()
     w = agreed.spec.flat.vector()
-    assert received_level(dict(broadcast(w, None)), agreed) is None
+    assert received_level(dict(broadcast(1, w, None)), agreed) is None
     with pytest.raises(ValueError, match="the bound is fixed"):
-        received_level(dict(broadcast(w, None, 0)), agreed)
+        received_level(dict(broadcast(1, w, None, 0)), agreed)
 
 
 def test_a_trusted_server_adds_noise_in_proportion_to_the_bound():

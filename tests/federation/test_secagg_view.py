@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_secagg import Play, a_session, some
+from test_secagg import SAID, Play, a_dealing, some
 
 from fpfl.federation.secagg import (
     STEPS,
     Aggregation,
-    Session,
+    Deal,
+    Dealing,
     advertise,
     client,
-    consent,
     mask,
     primitives,
     share,
@@ -92,14 +92,19 @@ def plain(kind: str) -> Arrays:
 
 def masks_of(state: ClientState, names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
     """A node's own mask and its pairwise masks, from the state before it masks."""
-    session = state.session
+    session, secrets, digest = (
+        state.dealing.session(0),
+        state.secrets[0],
+        transcript.broadcast(SAID),
+    )
     own, pairs = np.zeros(session.size, np.uint32), np.zeros(session.size, np.uint32)
-    info = transcript.self_mask_of(session, state.index)
-    primitives.add_mask(own, primitives.derive(state.seed, info), 1)
-    agreement = primitives.KeyAgreement(state.masking)
+    info = transcript.self_mask_of(session, digest, state.index)
+    primitives.add_mask(own, primitives.derive(secrets.seed, info), 1)
+    agreement = primitives.KeyAgreement(secrets.masking)
     for peer in state.peers:
         if peer.name in names:
-            key = agreement.key(peer.masking, transcript.mask_of(session, state.index, peer.index))
+            info = transcript.mask_of(session, digest, state.index, peer.index)
+            key = agreement.key(peer.masking, info)
             primitives.add_mask(pairs, key, 1 if state.index < peer.index else -1)
     return own, pairs
 
@@ -112,7 +117,7 @@ def sessions(runs: int, xs: Arrays) -> tuple[Arrays, Arrays, Arrays]:
     """
     came, without_own, without_pairs = ({name: [] for name in NAMES} for _ in range(3))
     for i in range(runs):
-        play = Play(a_session(3, 2, 2, size=SIZE, round=i), some(3), xs).until("mask")
+        play = Play(a_dealing(3, 2, 2, size=SIZE, number=i), some(3), xs).until("mask")
         states = {name: ClientState.from_bytes(play.stored[name]) for name in NAMES}
         for name, request in play.server.requests().items():
             y = np.frombuffer(play.answer(name, request)["vector"], "<u4")
@@ -205,6 +210,33 @@ def test_these_tests_see_a_mask_that_repeats(monkeypatch) -> None:
     assert not looks_uniform(came["n00"] - came["n01"])
 
 
+# A server that sends different models to different nodes (Pasquini, Francati, Ateniese 2022)
+
+
+def differences(runs: int) -> list[np.ndarray]:
+    """What comes out where n02 was sent another model than the others; they have sent zeros."""
+    found = []
+    for i in range(runs):
+        play = Play(a_dealing(3, 2, 2, size=SIZE, number=i), some(3), plain("zero")).until("mask")
+        play.step(ask=lambda name, one: {**one, "w": b"crafted"} if name == "n02" else one)
+        play.finish()
+        found.append(play.total)
+    return found
+
+
+def test_a_vector_that_was_made_with_another_model_does_not_come_out() -> None:
+    """All that is opened, is opened: uniform, and with it the sum of the two that agree."""
+    opened = np.array(differences(RUNS))
+    assert looks_uniform(opened)
+    assert looks_uniform(opened - plain("zero")["n02"])
+
+
+def test_this_test_sees_masks_that_do_not_know_the_model(monkeypatch) -> None:
+    """As it was: the masks cancel, and n02's vector lies open."""
+    monkeypatch.setattr(transcript, "broadcast", lambda request: b"")
+    assert all((one == plain("zero")["n02"]).all() for one in differences(5))
+
+
 # Two worlds with the same sum
 
 
@@ -212,11 +244,11 @@ def whole_view(kind: str, runs: int) -> dict[str, np.ndarray]:
     """All that the server receives, by step, node and field: counts of bytes, and of lengths."""
     found: dict[str, np.ndarray] = {}
     for i in range(runs):
-        play = Play(a_session(3, 2, 2, size=SIZE, round=i), some(3), plain(kind)).finish()
+        play = Play(a_dealing(3, 2, 2, size=SIZE, number=i), some(3), plain(kind)).finish()
         for step in STEPS:
             for name, answer in play.answers[step].items():
                 for key, value in answer.items():
-                    if key in ("step", "session", "credential"):
+                    if key in ("step", "session", "place", "credential", "unreadable"):
                         continue  # the same in both worlds, whatever happens
                     many = value if isinstance(value, list) else [value]
                     for one in many:
@@ -245,11 +277,12 @@ def test_the_two_sample_test_sees_a_missing_mask(left_out) -> None:
     assert not same_distribution(bytes_of(one), bytes_of(other))
 
 
-def all_answers(session: Session, xs: Arrays, gone: dict[str, str], seed: int) -> dict[str, Any]:
-    """A session in which all random bytes come from a seed."""
+def all_answers(dealing: Dealing, xs: Arrays, gone: dict[str, str], seed: int) -> dict[str, Any]:
+    """A dealing and its first session, in which all random bytes come from a seed."""
     nodes = some(5)
     sources = {name: np.random.default_rng([seed, i]).bytes for i, name in enumerate(nodes)}
-    server = Aggregation(session, next(iter(nodes.values())).authority, nodes)
+    deal = Deal(dealing, next(iter(nodes.values())).authority, nodes)
+    server: Deal | Aggregation = deal
     states: dict[str, ClientState] = {}
     answers: dict[str, Any] = {}
     while server.step != "done":
@@ -258,30 +291,31 @@ def all_answers(session: Session, xs: Arrays, gone: dict[str, str], seed: int) -
                 continue
             state, identity = states.get(name), nodes[name]
             if server.step == "advertise":
-                new = advertise(identity, session, sources[name])
+                new = advertise(identity, dealing, sources[name])
             elif server.step == "share":
                 new = share(state, request, identity, sources[name])
             elif server.step == "mask":
                 new = mask(state, request, xs[name], identity)
-            elif server.step == "consent":
-                new = consent(state, request, identity)
             else:
-                new = unmask(state, request)
+                new = unmask(state, request, identity, sources[name])
             states[name], answers[f"{server.step} {name}"] = new
             server.take(name, new[1])
         server.close_step()
+        if server is deal and deal.step == "done":
+            server = Aggregation(deal, 0, SAID)
+    assert isinstance(server, Aggregation)
     return answers | {"total": server.total()}
 
 
 @pytest.mark.parametrize("gone", [{}, {"n03": "mask", "n04": "unmask"}])
 def test_with_the_same_random_bytes_the_masked_vector_alone_depends_on_the_vector(gone) -> None:
     """Exactly: y = x + m where m does not depend on x, and so with all else that is received."""
-    session = a_session(5, 3, 3, size=SIZE)
+    dealing = a_dealing(5, 3, 3, size=SIZE)
     rng = np.random.default_rng(0)
     xs = {name: rng.integers(0, 2**32, SIZE, dtype=np.uint32) for name in some(5)}
     shift = rng.integers(0, 2**32, SIZE, dtype=np.uint32)
     moved = {**xs, "n00": xs["n00"] + shift, "n01": xs["n01"] - shift}
-    one, other = (all_answers(session, x, gone, 7) for x in (xs, moved))
+    one, other = (all_answers(dealing, x, gone, 7) for x in (xs, moved))
     assert one.keys() == other.keys()
     assert (one.pop("total") == other.pop("total")).all()
     for key, answer in one.items():

@@ -828,5 +828,7 @@ def test_the_client_app_keeps_to_the_site(tmp_path, monkeypatch, caplog):
     assert "rounds 1 to 2" in caplog.text
     server._attempt(1, w, None, None)
     for i in range(5):
-        state = grid.context(i).state.config_records[RECORD]["state"]
-        assert f"node-{i}".encode() not in state
+        assert RECORD not in grid.context(i).state.config_records
+        states = list((tmp_path / f"node-{i}" / "identity.states").glob("*.state"))
+        assert states
+        assert all(f"node-{i}".encode() not in path.read_bytes() for path in states)

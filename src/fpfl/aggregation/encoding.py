@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -139,18 +139,27 @@ class Encoding:
 
         A row that cannot be rounded within its norm, because it was not clipped, becomes zero.
         """
-        units = torch.zeros(len(rows), self.size, dtype=torch.float64)
-        units[:, : self.numbers] = rows.double().cpu() * self.units
-        rotated = hadamard(units * self.signs(round)) * self.scale
-        # A clipped row may be longer than its bound by rounding. That is taken off, so that it can
-        # be rounded at all; what was not clipped is left as it is, and becomes zero.
-        norms = rotated.norm(dim=1, keepdim=True)
-        shorter = (self.scale / norms.clamp(min=1e-300)).clamp(max=1.0)
-        rotated = torch.where(norms <= self.scale * (1.0 + RESERVE), rotated * shorter, rotated)
-        whole = torch.zeros(rotated.shape, dtype=torch.int64)
-        for k in range(len(rows)):
-            whole[k] = self._rounded(rotated[k], uniform)
+        whole = torch.zeros(len(rows), self.size, dtype=torch.int64)
+        for k, row in enumerate(self.each(rows, round, uniform)):
+            whole[k] = row
         return whole
+
+    def each(self, rows: Tensor, round: int, uniform: Uniform = system_uniform) -> Iterator[Tensor]:
+        """The same, row by row: no more than one is there at a time.
+
+        What a row becomes goes by its own numbers and by what ``uniform`` draws for it.
+        """
+        signs = self.signs(round)
+        for row in rows:
+            units = torch.zeros(self.size, dtype=torch.float64)
+            units[: self.numbers] = row.double().cpu() * self.units
+            rotated = hadamard(units.mul_(signs)).mul_(self.scale)
+            # A clipped row may be longer than its bound by rounding. That is taken off, so that it
+            # can be rounded at all; what was not clipped is left as it is, and becomes zero.
+            norm = float(rotated.norm())
+            if self.scale < norm <= self.scale * (1.0 + RESERVE):
+                rotated.mul_(self.scale / norm)
+            yield self._rounded(rotated, uniform)
 
     def _rounded(self, numbers: Tensor, uniform: Uniform) -> Tensor:
         if not bool(numbers.isfinite().all()):
@@ -195,14 +204,27 @@ def padded(numbers: int) -> int:
 def hadamard(rows: Tensor) -> Tensor:
     """H of the last dimension, whose size is a power of two; H is its own inverse."""
     size = rows.shape[-1]
-    out = rows
+    narrow = 1 << (size.bit_length() - 1) // 2
+    # Neighbours are added up in the transposed rows, where they are far apart: long runs of numbers
+    # are added to long runs. Which numbers are added, and in which order, stays the same.
+    wide = rows.reshape(*rows.shape[:-1], size // narrow, narrow)
+    out = _butterflies(wide.transpose(-1, -2).clone(memory_format=torch.contiguous_format))
+    out = _butterflies(out.transpose(-1, -2).contiguous())
+    return out.div_(math.sqrt(size)).reshape(rows.shape)
+
+
+def _butterflies(rows: Tensor) -> Tensor:
+    """√n H of the last dimension but one, in place."""
+    size, columns = rows.shape[-2:]
     width = 1
     while width < size:
-        pairs = out.reshape(*rows.shape[:-1], size // (2 * width), 2, width)
+        pairs = rows.view(*rows.shape[:-2], size // (2 * width), 2, width * columns)
         left, right = pairs[..., 0, :], pairs[..., 1, :]
-        out = torch.stack([left + right, left - right], dim=-2).reshape(rows.shape)
+        less = left - right
+        left += right
+        right.copy_(less)
         width *= 2
-    return out / math.sqrt(size)
+    return rows
 
 
 def in_ring(numbers: NDArray[np.int64]) -> NDArray[np.uint32]:

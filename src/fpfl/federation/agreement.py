@@ -44,6 +44,9 @@ from fpfl.users.local import FederatedAveraging
 MOST_BITS = 20
 """Bits of a share of noise: enough that rounding costs nothing, and no more."""
 
+NODE_MEMORY = 2**27
+"""Bytes that the gradients of a node's users may take at a time: users beyond them wait."""
+
 CONVENTIONS = ("coins", "picked", "poisson")
 
 
@@ -76,7 +79,7 @@ class Agreement:
         So many of them may tell the server all they know: noise is calibrated to the others. By
         default a fifth of the same.
     attempts, timeout
-        How often a round is tried, and how many seconds nodes have for each of its five steps.
+        How often a round is tried, and how many seconds nodes have for each of its steps.
     hold
         Seconds that a node's vector takes at least: more than it ever needs, so that the time it
         takes does not tell how many of its users were sampled. Needless where every node has one
@@ -357,7 +360,8 @@ class Agreement:
     def _engine(self, data: FederatedDataset) -> CohortEngine:
         w = self.spec.flat.vector()
         # Each user's vector is written down, and rounded on its own.
-        return self.spec.engine(data.to(w.device, w.dtype), private=True, factoring=False)
+        data = data.to(w.device, w.dtype)
+        return self.spec.engine(data, private=True, factoring=False, memory=NODE_MEMORY)
 
     @property
     def _most(self) -> int:

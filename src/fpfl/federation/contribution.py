@@ -45,6 +45,9 @@ log = logging.getLogger("fpfl.federation")
 
 Loader = Callable[[], FederatedDataset]
 
+ROWS_BYTES = 2**24
+"""Bytes of users' vectors, in double precision, that are written down at a time; one at least."""
+
 ROUNDED = 2.0**-20
 """How far below the agreed least weight one may be by rounding."""
 
@@ -213,10 +216,13 @@ class Contribution:
         agreement = self.agreement
         rules, encoding = agreement.at(level)
         total = np.zeros(agreement.encoding.size, dtype=np.int64)
+        at_once = max(1, ROWS_BYTES // (8 * encoding.size))
         for rows in engine.statistics(w, users, key, weights=weights):
-            clipped = clip(DenseRows(rows.dense(), agreement.layout.slices), rules)
-            whole = encoding.encoded(clipped, round, self.chance.uniform)
-            total += whole.sum(dim=0).numpy()
+            for begin in range(0, len(rows), at_once):
+                some = rows.some(begin, begin + at_once)
+                clipped = clip(DenseRows(some.dense(), agreement.layout.slices), rules)
+                for whole in encoding.each(clipped, round, self.chance.uniform):
+                    total += whole.numpy()
         return total
 
 
@@ -233,13 +239,14 @@ def _check(data: FederatedDataset, agreement: Agreement) -> None:
 
 
 def broadcast(
-    w: Tensor, weights: Weights | None, level: int | None = None
+    round: int, w: Tensor, weights: Weights | None, level: int | None = None
 ) -> dict[str, bytes | float | int]:
-    """What the server sends beside a round's shares: the model, and weights where there are.
+    """What the server sends beside a round's shares: its number, the model, weights if there are.
 
-    The clip bound's level, where it adapts.
+    The clip bound's level, where it adapts. A hash of all of it is in every mask, so that nothing
+    comes of sending other things to others.
     """
-    said: dict[str, bytes | float | int] = {"w": _bytes(w)}
+    said: dict[str, bytes | float | int] = {"round": round, "w": _bytes(w)}
     if level is not None:
         said["level"] = level
     if weights is not None:
@@ -286,6 +293,14 @@ def _range(said: Mapping[str, object], agreement: Agreement) -> tuple[float, flo
     )
 
 
+def received_round(said: Mapping[str, object]) -> int:
+    """The round that a broadcast is of; what is no number of a round is refused."""
+    round = said.get("round")
+    if type(round) is not int or not 0 < round < 2**62:
+        raise ValueError(f"a round must be a whole number from 1, but got {round!r}")
+    return round
+
+
 def received_level(said: Mapping[str, object], agreement: Agreement) -> int | None:
     """The level of the clip bound; one that is not on the agreed grid is refused."""
     level, grid = said.get("level"), agreement.grid
@@ -299,13 +314,18 @@ def received_level(said: Mapping[str, object], agreement: Agreement) -> int | No
 
 
 def _bytes(numbers: Tensor) -> bytes:
-    return bytes(numbers.detach().cpu().double().numpy().astype("<f8").tobytes())
+    """Numbers as they are: 4 bytes each in single precision or less, else 8."""
+    numbers = numbers.detach().cpu()
+    if numbers.dtype == torch.float64:
+        return numbers.numpy().astype("<f8").tobytes()
+    return numbers.float().numpy().astype("<f4").tobytes()
 
 
 def _tensor(said: dict[str, object], name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
     data = said.get(name)
     count = int(np.prod(shape))
-    if not isinstance(data, bytes) or len(data) != 8 * count:
-        raise ValueError(f"{name!r} must be {count} numbers of 8 bytes")
-    numbers = np.frombuffer(data, dtype="<f8").reshape(shape)
+    kinds = {4 * count: "<f4", 8 * count: "<f8"}
+    if not isinstance(data, bytes) or len(data) not in kinds:
+        raise ValueError(f"{name!r} must be {count} numbers of 4 or 8 bytes")
+    numbers = np.frombuffer(data, dtype=kinds[len(data)]).reshape(shape)
     return torch.from_numpy(numbers.copy()).to(like.dtype)

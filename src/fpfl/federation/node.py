@@ -1,6 +1,6 @@
 """A node's answers: one request in, one answer out, and the state to keep until the next.
 
-Torch and the node's data are needed in one of the five steps only, and loaded there.
+Torch and the node's data are needed in one of the four steps only, and loaded there.
 """
 
 from __future__ import annotations
@@ -11,21 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 from fpfl.federation.secagg import (
     ClientState,
+    Dealing,
     GraphChoice,
     Identity,
     Invalid,
     Message,
     Refused,
-    Session,
     advertise,
-    consent,
     mask,
     share,
     unmask,
 )
 
 RUN_BYTES = 16
-"""A session's run is an id of so many bytes, and the agreement's fingerprint."""
+"""A dealing's run is an id of so many bytes, and the agreement's fingerprint."""
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,10 +55,10 @@ def answered(
     step = request.get("step")
     if step == "advertise":
         try:
-            session = Session.from_message(request)
+            dealing = Dealing.from_message(request)
         except Invalid as error:
             raise Refused(identity.name, str(error)) from None
-        kept, answer = advertise(identity, session)
+        kept, answer = advertise(identity, dealing)
         return kept.to_bytes(), answer
     if not state:
         raise Refused(identity.name, f"nothing was begun here, and {step!r} was asked for.")
@@ -69,10 +68,8 @@ def answered(
     elif step == "mask":
         make = partial(_vector, before, request, contribution)
         kept, answer = mask(before, request, make, identity)
-    elif step == "consent":
-        kept, answer = consent(before, request, identity)
     elif step == "unmask":
-        kept, answer = unmask(before, request)
+        kept, answer = unmask(before, request, identity)
     else:
         raise Refused(identity.name, f"there is no step {step!r}.")
     return kept.to_bytes(), answer
@@ -81,16 +78,16 @@ def answered(
 def _vector(
     state: ClientState, request: Mapping[str, Any], make: Callable[[], Contribution]
 ) -> NDArray[np.uint32]:
-    """The node's vector, where the session is what was agreed on; nothing was revealed so far."""
-    from fpfl.federation.contribution import received, received_level
+    """The node's vector, where the dealing is what was agreed on; nothing was revealed so far."""
+    from fpfl.federation.contribution import received, received_level, received_round
 
     contribution = make()
-    agreement, session = contribution.agreement, state.session
+    agreement, dealing = contribution.agreement, state.dealing
     agreed = {
-        "fingerprint": (session.run[RUN_BYTES:], agreement.fingerprint),
-        "size": (session.size, agreement.encoding.size),
-        "least": (session.least, agreement.aggregation.least),
-        "graph": (GraphChoice(session.degree, session.threshold), agreement.graph),
+        "fingerprint": (dealing.run[RUN_BYTES:], agreement.fingerprint),
+        "size": (dealing.size, agreement.encoding.size),
+        "least": (dealing.least, agreement.aggregation.least),
+        "graph": (GraphChoice(dealing.degree, dealing.threshold), agreement.graph),
     }
     wrong = [name for name, (given, expected) in agreed.items() if given != expected]
     # The threshold is more than two thirds of those that were agreed on: of more nodes, all of
@@ -104,8 +101,9 @@ def _vector(
             "see that all parties run the same version of the project.",
         )
     try:
+        round = received_round(request)
         level = received_level(request, agreement)
         w, weights = received(dict(request), agreement)
     except ValueError as error:
         raise Refused(state.name, f"{error}.") from None
-    return contribution.vector(session.round, w, weights, level)
+    return contribution.vector(round, w, weights, level)

@@ -1,10 +1,16 @@
 r"""A federation over a network, as the server's loop sees it: something that can release a round.
 
-One attempt at a round is one session of secure aggregation: five exchanges with all nodes that can
-be reached (or, where the server picks, with those that it picked). What goes wrong on the way, a
-node that is gone, late or says something wrong, is that node's dropping out. An attempt is given up
-when too few are left, which depends on who answered and never on any value; the next one has fresh
-keys, masks, coins and noise.
+Keys and shares of many rounds are dealt in two exchanges. The first is a roll call of all nodes
+that can be reached (or, where the server picks, of those that it picked): who shows no credential
+and no key to it takes part in nothing and counts for nothing. One attempt at a round is then one of
+the sessions that were dealt, two exchanges: the nodes send their masked vectors, and then what
+takes the masks off the sum. What goes wrong on the way, a node that is gone, late or says something
+wrong, is that node's dropping out. An attempt is given up when too few are left, which depends on
+who answered and never on any value; the next one has fresh keys, masks, coins and noise.
+
+It is dealt again when the sessions run out, after an attempt that was given up, and after `SOON`
+rounds where somebody who can be reached is not in the dealing or did not answer: a node that has
+lost what it was dealt, or is new, waits that long.
 
 The charge is in the ledger, on the disk, before the first request to unmask leaves. From then on
 the sum counts as released: an attempt that fails later has been paid for, and the next one is paid
@@ -13,8 +19,10 @@ for again.
 
 from __future__ import annotations
 
+import json
 import logging
 import secrets
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,13 +38,15 @@ from fpfl.federation.secagg import (
     Abandoned,
     Aggregation,
     Credential,
+    Deal,
+    Dealing,
     Invalid,
     Message,
     Refused,
-    Session,
     Trust,
 )
-from fpfl.federation.secagg.server import read_advert
+from fpfl.federation.secagg.server import Exchange, read_advert
+from fpfl.federation.secagg.session import MOST_SESSIONS
 from fpfl.privacy.conventions import BudgetExhaustedError
 from fpfl.runs.folder import RunFolder, is_begun
 from fpfl.runs.journal import Journal
@@ -44,10 +54,24 @@ from fpfl.runs.resume import Kept
 from fpfl.server.loop import Callback
 from fpfl.server.ranks import Ranks
 from fpfl.server.state import Past
+from fpfl.store.files import write_whole
 from fpfl.training.run import Run
 from fpfl.training.session import conduct
 
 log = logging.getLogger("fpfl.federation")
+
+SOON = 5
+"""After so many rounds of a dealing those that are missing in it are called again."""
+
+DEALT_BYTES = 2**20
+"""About so long is the longest message of a dealing: it says for how many rounds is dealt."""
+_EACH = 160  # bytes of a session and a holder: two sealed shares, two commitments
+
+EXCLUDED = "excluded.json"
+"""The file of a run's folder with the names of those that are left out for good."""
+
+LISTED = 10
+"""So many names are written into a line of the log."""
 
 
 class FederationError(RuntimeError):
@@ -72,6 +96,22 @@ class Courier(Protocol):
 
 
 @dataclass
+class Dealt:
+    """A dealing that rounds are taken from: where its members are, and which session is next."""
+
+    deal: Deal
+    places: dict[str, int]
+    next: int = 0
+    missing: set[int] = field(default_factory=set)
+    """Nodes that were asked for something after it and gave no answer that counts."""
+
+    @property
+    def left(self) -> int:
+        """How many sessions were not played."""
+        return self.deal.dealing.sessions - self.next
+
+
+@dataclass
 class Federated:
     """Releases rounds by secure aggregation over a network.
 
@@ -87,6 +127,8 @@ class Federated:
         What tells this run from all others.
     past, journal
         What is kept of the run, where it is.
+    folder
+        Where the run is written down, if anywhere: there it is kept who is left out.
     """
 
     agreement: Agreement
@@ -95,12 +137,18 @@ class Federated:
     run: bytes
     past: Past | None = None
     journal: Journal | None = None
+    folder: Path | None = None
     names: dict[int, str] = field(default_factory=dict)
     excluded: set[str] = field(default_factory=set)
     opened: list[int] = field(default_factory=list)
     """The rounds of all sums that were opened, where no ledger counts them."""
     doubted: set[int] = field(default_factory=set)
-    """Those that were asked in this round and showed no keys that count."""
+    """Those that were called and showed no keys that count."""
+    dealt: Dealt | None = None
+
+    def __post_init__(self) -> None:
+        if self.folder is not None and (path := self.folder / EXCLUDED).exists():
+            self.excluded |= _names(path)
 
     def release(
         self, round: int, w: Tensor, weights: Weights | None = None, level: int | None = None
@@ -111,7 +159,6 @@ class Federated:
             if known is not None:
                 return known.to(w.device, w.dtype)
         failures = []
-        self.doubted.clear()
         for attempt in range(1, self.agreement.attempts + 1):
             self._check_room(round)
             try:
@@ -120,10 +167,10 @@ class Federated:
             except Abandoned as failure:
                 log.warning("round %d, attempt %d was abandoned: %s", round, attempt, failure)
                 failures.append(str(failure))
+                self.dealt = None  # whoever lost what it was dealt gets new keys
                 if failure.culprit is not None:
                     # It broke the protocol for all to see, and would again.
-                    log.warning("%s is left out from now on", failure.culprit)
-                    self.excluded.add(failure.culprit)
+                    self._exclude(failure.culprit)
                 continue
             if self.journal is not None:
                 self.journal.log(round, v)
@@ -134,108 +181,213 @@ class Federated:
             "goes on from here"
         )
 
+    def _exclude(self, name: str) -> None:
+        """Leave a node out from now on, also when the run is started again."""
+        log.warning("%s is left out from now on", name)
+        self.excluded.add(name)
+        if self.folder is not None:
+            said = json.dumps(sorted(self.excluded), indent=1).encode() + b"\n"
+            write_whole(self.folder / EXCLUDED, said)
+
     # --- one attempt --------------------------------------------------------------------------
 
     def _attempt(self, round: int, w: Tensor, weights: Weights | None, level: int | None) -> Tensor:
         """Σ of the survivors' vectors, decoded."""
-        nodes = self._asked()
-        session = self._session(round)
-        places, aggregation = self._advertised(session, nodes)
+        dealt, there = self._ready(round)
+        place, dealt.next = dealt.next, dealt.next + 1
+        names = {name for name, node in dealt.places.items() if node in there} - self.excluded
+        names = {name for name in names if self._counts(dealt.deal, name)}
+        said = broadcast(round, w, weights, level)
+        aggregation = Aggregation(dealt.deal, place, said, names)
+        lost: set[str] = set()
         while aggregation.step != "done":
             step = aggregation.step
             if step == "unmask":
                 self._charge(round)
-            requests = aggregation.requests()
-            if step == "mask":
-                said = broadcast(w, weights, level)
-                requests = {name: {**request, **said} for name, request in requests.items()}
-            sent = {places[name]: request for name, request in requests.items()}
-            for node, answer in self.courier.exchange(sent, self.agreement.timeout):
-                self._take(aggregation, node, answer)
-            aggregation.close_step()
-            if aggregation.dropped.get(step):
-                log.warning("round %d: lost in %r: %s", round, step, aggregation.dropped[step])
+            self._play(aggregation, f"round {round}", dealt.places)
+            if gone := aggregation.dropped.get(step):
+                log.warning("round %d: lost in %r: %s", round, step, gone)
+                lost |= set(gone)
+        dealt.missing -= {dealt.places[name] for name in aggregation.survivors}
+        dealt.missing |= {dealt.places[name] for name in lost}
         log.info("round %d: the sum of %d nodes", round, len(aggregation.survivors))
         _, encoding = self.agreement.at(level)
         return encoding.decoded(aggregation.total(), round)
 
-    def _asked(self) -> list[int]:
-        """Whom to ask: everybody who can be reached, or those that the server picks."""
-        agreement, least = self.agreement, self.agreement.aggregation.least
-        # In the beginning all are waited for, later no more than it takes.
-        enough = least if self.names else agreement.nodes
-        found = sorted(self.courier.nodes(enough, agreement.timeout))
-        nodes = [node for node in found if self.names.get(node) not in self.excluded]
-        privacy = agreement.privacy
-        if privacy is not None and privacy.convention == "picked":
-            # Nothing is claimed for how they are picked. Who is a stranger shows when it is asked:
-            # in the next attempt it takes nobody's place.
-            secrets.SystemRandom().shuffle(nodes)
-            nodes = sorted(sorted(nodes, key=self.doubted.__contains__)[: agreement.asked])
-        if len(nodes) < least:
-            raise Abandoned(f"{len(nodes)} nodes can be reached, and {least} must be.", False, 0)
-        return nodes
+    def _counts(self, deal: Deal, name: str) -> bool:
+        """Whether a member's credential counts still: it was looked at when keys were dealt."""
+        try:
+            Credential.verified(deal.adverts[name].credential, self.authority)
+        except Invalid as error:
+            log.warning("%s is refused: %s", name, error)
+            return False
+        return True
 
-    def _session(self, round: int) -> Session:
+    def _play(self, exchange: Exchange, what: str, places: Mapping[str, int]) -> None:
+        """One step: ask, take what comes, close."""
+        step, begun = exchange.step, time.monotonic()
+        requests = exchange.requests()
+        asked = len(requests)
+        log.info("%s: %r: waiting for %s", what, step, _listed(requests))
+        sent = {places[name]: request for name, request in requests.items()}
+        late = False
+        for node, answer in self.courier.exchange(sent, self.agreement.timeout):
+            self._take(exchange, node, answer)
+            if not late and 2 * len(exchange.waiting) <= asked and len(exchange.waiting) > 0:
+                late = True  # once, when half of them have answered
+                log.info("%s: %r: still waiting for %s", what, step, _listed(exchange.waiting))
+        answered, seconds = asked - len(exchange.waiting), time.monotonic() - begun
+        log.info("%s: %r: %d of %d answered in %.1f s", what, step, answered, asked, seconds)
+        exchange.close_step()
+
+    # --- dealing ------------------------------------------------------------------------------
+
+    def _ready(self, round: int) -> tuple[Dealt, set[int]]:
+        """A dealing with a session left, and who can be reached now."""
+        dealt, agreement = self.dealt, self.agreement
+        if dealt is not None and dealt.left:
+            there = set(self.courier.nodes(agreement.aggregation.least, agreement.timeout))
+            members = set(dealt.places.values())
+            complete = there <= members - dealt.missing
+            few = len(there & members) < agreement.aggregation.least
+            if not few and (complete or dealt.next < SOON):
+                return dealt, there & members
+        self.dealt = self._deal(round)
+        return self.dealt, set(self.dealt.places.values())
+
+    def _deal(self, round: int) -> Dealt:
+        """Call everybody, and deal keys and shares for the rounds that are left."""
+        dealing = self._dealing(round)
+        what = f"dealing for {dealing.sessions} rounds"
+        answers, places = self._called(dealing, what)
+        names = self._first(answers)
+        deal = Deal(dealing, self.authority, names)
+        for name in names:
+            self._take(deal, places[name], answers[name])
+        deal.close_step()
+        self._play(deal, what, places)
+        if gone := deal.dropped["share"]:
+            log.warning("%s: lost in 'share': %s", what, gone)
+        missing = {places[name] for name in deal.dropped["share"]} | self.doubted
+        return Dealt(deal, {name: places[name] for name in deal.members}, missing=missing)
+
+    def _dealing(self, round: int) -> Dealing:
         agreement = self.agreement
         graph = agreement.graph  # whoever is there, or says so
-        return Session(
+        picked = agreement.privacy is not None and agreement.privacy.convention == "picked"
+        holders = agreement.asked if graph.degree is None else graph.degree + 1
+        fitting = min(MOST_SESSIONS, max(1, DEALT_BYTES // (_EACH * holders)))
+        return Dealing(
             run=self.run + agreement.fingerprint,
-            round=round,
             # Never the same again, not even by a server that was started anew.
-            attempt=secrets.randbelow(2**62),
+            number=secrets.randbelow(2**62),
+            # Where the server picks, every round has other nodes.
+            sessions=1 if picked else max(1, min(agreement.rounds - round + 1, fitting)),
             size=agreement.encoding.size,
             threshold=graph.threshold,
             least=agreement.aggregation.least,
             degree=graph.degree,
         )
 
-    def _advertised(self, session: Session, nodes: list[int]) -> tuple[dict[str, int], Aggregation]:
-        """Ask everybody for keys: the answers say who is where."""
+    def _called(self, dealing: Dealing, what: str) -> tuple[dict[str, Message], dict[str, int]]:
+        """The roll call: what those answered that are who they say, by name, and where they are.
+
+        Strangers are asked, once, and not waited for any longer than the others; whoever comes
+        later is called, too, until there are enough.
+        """
+        agreement, least = self.agreement, self.agreement.aggregation.least
+        # In the beginning all are waited for, later no more than it takes.
+        enough = least if self.names else agreement.asked
         answers: dict[str, Message] = {}
         places: dict[str, int] = {}
-        indices: dict[str, int] = {}
-        self.doubted.update(nodes)
-        request = session.to_message()
-        found = self.courier.exchange(dict.fromkeys(nodes, request), self.agreement.timeout)
-        for node, answer in found:
-            try:
-                credential = Credential.verified(_bytes(answer, "credential"), self.authority)
-                # Credentials are no secret: only the signature says that this is its node.
-                read_advert(session, self.authority, credential.name, answer)
-            except Invalid as error:
-                log.warning("node %d is refused: %s", node, error)
-                continue
-            if credential.name in self.excluded:
-                log.warning("node %d is refused: %s was left out", node, credential.name)
-                continue
-            if credential.name in places and places[credential.name] != node:
-                log.warning("node %d is refused: %s is there already", node, credential.name)
-                continue
-            if self.names.get(node) != credential.name and (
-                soon := self.authority.soon(credential)
-            ):
-                log.warning("%s", soon)
-            places[credential.name] = node
-            indices[credential.name] = credential.index
-            self.names[node] = credential.name
-            self.doubted.discard(node)
-            answers.setdefault(credential.name, answer)
-        # More than were agreed on would have all of them refuse: those enrolled last are left out.
-        first = sorted(answers, key=indices.__getitem__)
+        asked: set[int] = set()
+        request = dealing.to_message()
+        end = time.monotonic() + agreement.timeout
+        while True:
+            strangers = len(asked) - len(places)
+            left = max(0.0, end - time.monotonic())
+            there = self.courier.nodes(enough + strangers, left)
+            nodes = self._next(set(there) - asked, agreement.asked - len(places))
+            if not nodes:
+                break
+            asked |= set(nodes)
+            waiting = {node for node in nodes if node not in self.doubted}
+            self.doubted.update(nodes)
+            log.info("%s: roll call: %d nodes are asked", what, len(nodes))
+            sent = dict.fromkeys(nodes, request)
+            for node, answer in self.courier.exchange(sent, agreement.timeout):
+                waiting.discard(node)
+                self._called_by(dealing, node, answer, answers, places)
+                # Those that were strangers before are not waited for.
+                if len(answers) == agreement.asked or (len(answers) >= least and not waiting):
+                    break
+            if len(answers) >= enough:
+                break
+        log.info("%s: roll call: %d of %d are enrolled", what, len(answers), len(asked))
+        if len(answers) < least:
+            raise Abandoned(
+                f"{len(answers)} nodes of the federation can be reached, and {least} must be.",
+                False,
+                0,
+            )
+        return answers, places
+
+    def _next(self, nodes: set[int], wanted: int) -> list[int]:
+        """Whom to call: everybody, or as many as are wanted where the server picks."""
+        found = sorted(node for node in nodes if self.names.get(node) not in self.excluded)
+        privacy = self.agreement.privacy
+        if privacy is not None and privacy.convention == "picked":
+            # Nothing is claimed for how they are picked. Who is a stranger shows when it is called:
+            # after that it takes nobody's place.
+            secrets.SystemRandom().shuffle(found)
+            found = sorted(sorted(found, key=self.doubted.__contains__)[: max(0, wanted)])
+        return found
+
+    def _called_by(
+        self,
+        dealing: Dealing,
+        node: int,
+        answer: Message,
+        answers: dict[str, Message],
+        places: dict[str, int],
+    ) -> None:
+        """Take a node's answer to the roll call, where it is who it says."""
+        try:
+            credential = Credential.verified(_bytes(answer, "credential"), self.authority)
+            # Credentials are no secret: only the signature says that this is its node.
+            read_advert(dealing, self.authority, credential.name, answer)
+        except Invalid as error:
+            log.warning("node %d is refused: %s", node, error)
+            return
+        name = credential.name
+        if name in self.excluded:
+            log.warning("node %d is refused: %s was left out", node, name)
+            return
+        if name in places and places[name] != node:
+            log.warning("node %d is refused: %s is there already", node, name)
+            return
+        if self.names.get(node) != name and (soon := self.authority.soon(credential)):
+            log.warning("%s", soon)
+        places[name] = node
+        self.names[node] = name
+        self.doubted.discard(node)
+        answers.setdefault(name, answer)
+
+    def _first(self, answers: Mapping[str, Message]) -> list[str]:
+        """Those that take part: of more than were agreed on all would refuse."""
+        index = {
+            name: Credential.verified(_bytes(answer, "credential"), self.authority).index
+            for name, answer in answers.items()
+        }
+        first = sorted(answers, key=index.__getitem__)
         for name in first[self.agreement.asked :]:
             log.warning("%s is left out: %d nodes were agreed on", name, self.agreement.asked)
-        names = first[: self.agreement.asked]
-        aggregation = Aggregation(session, self.authority, names)
-        for name in names:
-            self._take(aggregation, places[name], answers[name])
-        aggregation.close_step()
-        return places, aggregation
+        return first[: self.agreement.asked]
 
-    def _take(self, aggregation: Aggregation, node: int, answer: Message) -> None:
+    def _take(self, exchange: Exchange, node: int, answer: Message) -> None:
         name = self.names.get(node, f"node {node}")
         try:
-            aggregation.take(name, answer)
+            exchange.take(name, answer)
         except Refused as error:
             log.warning("an answer is refused: %s", error)
 
@@ -267,6 +419,27 @@ class Federated:
         """With the server's noise, where it is the one that adds it."""
         party = self.agreement.trusted_party
         return total if party is None else party.at(level).noised(total, round)
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Names for a line of the log: not all of very many."""
+    found = sorted(names)
+    more = len(found) - LISTED
+    return ", ".join(found[:LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _names(path: Path) -> set[str]:
+    """The names of a file that `Federated` wrote."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        found = None
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        raise FederationError(
+            f"{path} is damaged: expected a list of the names of nodes that are left out. Write it "
+            "anew, or remove it to let all of them take part"
+        )
+    return set(found)
 
 
 def _bytes(answer: Message, name: str) -> bytes:
@@ -304,12 +477,11 @@ def federate(
         Called with a `RoundEvent` after every round, and told of the beginning and the end, as in
         `fpfl.train`.
     """
-    where = None
-    if folder is not None:
-        path = Path(folder)
+    where, place = None, None if folder is None else Path(folder)
+    if place is not None:
         where = RunFolder(
-            path,
-            resume=is_begun(path),
+            place,
+            resume=is_begun(place),
             ledger=None if ledger is None else Path(ledger),
         )
 
@@ -318,7 +490,8 @@ def federate(
         run = secrets.token_bytes(RUN_BYTES) if journal is None else bytes.fromhex(
             journal.ledger.run
         )  # fmt: skip
-        return Federated(agreement, courier, authority, run, kept.past if kept else None, journal)
+        past = kept.past if kept else None
+        return Federated(agreement, courier, authority, run, past, journal, place)
 
     seed = agreement.test_seed
     return conduct(

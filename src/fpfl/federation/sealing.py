@@ -1,7 +1,8 @@
 """State between two requests, sealed: whoever carries it can neither read nor change it.
 
-Flower keeps a node's state in a process that serves it to whoever asks on this machine, without
-authentication. So what goes there is sealed with ChaCha20-Poly1305 under
+Flower kept a node's state in a process that serves it to whoever asks on this machine, without
+authentication; it is in a file now, and files are copied. So it is sealed with ChaCha20-Poly1305
+under
 
     key = HKDF-SHA-256(the identity's signing key, "fpfl sealed state 1"),
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from fpfl.data.federated import FederatedDataset
     from fpfl.fairness.totals import Weights
     from fpfl.federation.agreement import Agreement
     from fpfl.federation.contribution import Contribution
@@ -330,7 +331,10 @@ class SiteNode:
         return pinned(package, agreement), pinned(package, load)
 
     def contribution(
-        self, config: Mapping[str, Any] | None = None, sent: Callable[[], Functions] | None = None
+        self,
+        config: Mapping[str, Any] | None = None,
+        sent: Callable[[], Functions] | None = None,
+        kept: dict[str, Any] | None = None,
     ) -> Contribution:
         """What computes the node's vector; torch is imported here.
 
@@ -341,6 +345,9 @@ class SiteNode:
         sent
             Gives agreement and loader, where the site pins none: a pinned package is run whatever
             else there is, and nothing is asked of what was sent.
+        kept
+            Where a process that stays keeps agreement and data; they are made once for the same
+            settings.
         """
         from fpfl.federation.contribution import Contribution, SystemChance, TestChance
 
@@ -351,10 +358,22 @@ class SiteNode:
                 f"and load to {SITE}"
             )
         make, load = found
-        agreed, config = make(), {**(config or {}), **self.site.node}
+        given = {**(config or {}), **self.site.node}
+        key = repr((self.site.package, self.site.agreement, self.site.load, sorted(given.items())))
+        mine: dict[str, Any] = {} if kept is None else kept.setdefault(key, {})
+        if "agreement" not in mine:
+            mine["agreement"] = make()
+        agreed: Agreement = mine["agreement"]
+
+        def data() -> FederatedDataset:
+            if "data" not in mine:
+                mine["data"] = load(given)
+            found: FederatedDataset = mine["data"]
+            return found
+
         chance: SystemChance | TestChance = SystemChance()
         if agreed.test_seed is not None:
-            numbers = [config.get(name) for name in ("partition-id", "first-user")]
+            numbers = [given.get(name) for name in ("partition-id", "first-user")]
             if not all(isinstance(number, int) for number in numbers):
                 raise ValueError(
                     "with a test_seed a node must be told partition-id=... and first-user=..., "
@@ -362,7 +381,7 @@ class SiteNode:
                 )
             number, first = (int(number) for number in numbers if number is not None)
             chance = TestChance(agreed.test_seed, number, first)
-        return Contribution(agreed, lambda: load(config), chance)
+        return Contribution(agreed, data, chance)
 
     def _check_paused(self) -> None:
         if self.paused.exists():

@@ -159,6 +159,22 @@ class UserRows:
         blocks = [self._block(name) for name in self.layout.shapes]
         return torch.cat(blocks, dim=1)
 
+    def some(self, begin: int, end: int) -> UserRows:
+        """The rows from one up to another, where gradients are written down and of one run."""
+        if begin == 0 and end >= len(self):
+            return self
+        if self.runs is not None or not isinstance(self.gradients, CellGradients):
+            raise ValueError(
+                "rows of several runs, or with factored gradients, cannot be taken apart: "
+                "compute them with factoring=False, one run at a time"
+            )
+        return replace(
+            self,
+            users=self.users[begin:end],
+            gradients=self.gradients.some(begin, end),
+            counts=self.counts[begin:end],
+        )
+
     def _block(self, name: str) -> Tensor:
         if name == CLIPPED:  # whoever clips will know
             return self.counts.new_zeros(len(self), 1)
@@ -313,6 +329,22 @@ class CellGradients:
         if name == OVERALL:
             return self._by_user(rates)
         return self._by_user(rates.unsqueeze(2) * self.member[:, None, :, None])
+
+    def some(self, begin: int, end: int) -> Self:
+        """The gradients of the users from one up to another."""
+        if self.one_cell_each:
+            cells: slice | Tensor = slice(begin, end)
+        else:
+            cells = ((self.owner >= begin) & (self.owner < end)).nonzero().squeeze(1)
+            # In the order of users, as it must be where each of these has one cell.
+            cells = cells[torch.argsort(self.owner[cells], stable=True)]
+        return replace(
+            self,
+            gradients=self.gradients[cells],
+            owner=self.owner[cells] - begin,
+            member=self.member[cells],
+            users=min(end, self.users) - begin,
+        )
 
     def without(self, bad: Tensor) -> Self:
         """See `Gradients`."""

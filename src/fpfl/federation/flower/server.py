@@ -4,6 +4,10 @@ What Flower says about a reply (who sent it, and in answer to what) is copied fr
 uploaded, and a registered node could make it up. So every request has a random token that its node
 alone is sent: a reply is told by it, and with it the message's id cannot be guessed.
 
+The long fields that all nodes are sent alike, the model, are a record of their own. Flower keeps
+records by a hash of what is in them: whatever the number of nodes, the SuperLink has one model in
+its memory, and is sent one.
+
 What it is told when a run is started (``flwr run --run-config``, or the project's file):
 
 folder       where the run is written down, on the server; one that has begun goes on
@@ -17,7 +21,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +30,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from fpfl.federation.enrolment import ending, load_trust
-from fpfl.federation.flower import RECORD, TOKEN
+from fpfl.federation.flower import COMMON, RECORD, TOKEN
 from fpfl.federation.flower.client import resolved
 from fpfl.federation.flower.logs import show
 from fpfl.federation.rounds import federate
@@ -41,6 +45,9 @@ LONGEST = 200
 """So much of what a node says goes into the log."""
 
 TOKEN_BYTES = 16
+
+LONG = 2**10
+"""From so many bytes on, what all nodes are sent alike is in a record of its own."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +76,11 @@ class FlowerCourier:
     ) -> Iterator[tuple[int, dict[str, Any]]]:
         """See `fpfl.federation.rounds.Courier`."""
         tokens = {secrets.token_bytes(TOKEN_BYTES): node for node in requests}
+        alike = _common(list(requests.values()))
+        shared = ConfigRecord(alike)
         messages = [
             Message(
-                RecordDict({RECORD: ConfigRecord({**requests[node], TOKEN: token})}),
+                _content(shared, _own(requests[node], alike, token)),
                 dst_node_id=node,
                 message_type="query",
                 # What nobody has fetched when the step is over, nobody shall answer later.
@@ -113,6 +122,30 @@ class FlowerCourier:
                 waiting = {message for message in waiting if asked[message] in there}
             if waiting:
                 time.sleep(REPLIES_POLL + len(waiting) / 1000)
+
+
+def _common(requests: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
+    """The long fields that all of several requests have alike."""
+    if not requests:
+        return {}
+    first, *others = requests
+    # A model is the very same object mostly, which Python sees before it reads it through.
+    return {
+        name: value
+        for name, value in first.items()
+        if isinstance(value, bytes)
+        and len(value) >= LONG
+        and all(other.get(name) == value for other in others)
+    }
+
+
+def _own(request: Mapping[str, Any], alike: Mapping[str, Any], token: bytes) -> dict[str, Any]:
+    """What is left of a request, and its node's token."""
+    return {**{name: value for name, value in request.items() if name not in alike}, TOKEN: token}
+
+
+def _content(shared: ConfigRecord, request: dict[str, Any]) -> RecordDict:
+    return RecordDict({COMMON: shared, RECORD: ConfigRecord(request)})
 
 
 def _short(said: object) -> str:

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from math import comb, perm
 
 from fpfl.federation.secagg.primitives import digest
-from fpfl.federation.secagg.session import Session
+from fpfl.federation.secagg.session import Dealing
 
 COMPLETE_UP_TO = 100
 """So many nodes are all each other's neighbours."""
@@ -45,7 +45,7 @@ _ORDER = b"fpfl secagg order 1"
 _PLACE = b"fpfl secagg place 1"
 
 
-def neighbours(session: Session, keys: Mapping[str, bytes]) -> dict[str, frozenset[str]]:
+def neighbours(session: Dealing, keys: Mapping[str, bytes]) -> dict[str, frozenset[str]]:
     """The neighbours of every node, itself among them.
 
     Parameters

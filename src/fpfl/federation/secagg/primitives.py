@@ -9,13 +9,14 @@ stretches a key into a mask, which is a vector over the ring of whole numbers mo
 On processors with AES instructions that is a third faster than ChaCha20 for long vectors and as
 fast for short ones. The counter may start at 0 each time because no key stretches twice.
 
-Whatever is signed, hashed or derived begins with a label of its own, and fields of varying length
-carry their length: no two meanings share an encoding.
+Whatever is signed, hashed or derived is encoded by `fpfl.federation.encoding`, with a label of its
+own in front: types and lengths are part of it, so that no two meanings share an encoding.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 from collections.abc import Callable
 
 import numpy as np
@@ -27,6 +28,8 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
+
+from fpfl.federation.encoding import Invalid as Invalid
 
 ByteSource = Callable[[int], bytes]
 """Gives so many bytes that nobody can guess."""
@@ -41,8 +44,15 @@ _PIECE = 2**16
 _ZEROS = bytes(_PIECE)
 
 
-class Invalid(ValueError):  # noqa: N818 - it is about what was received
-    """Something received is not what the protocol says; the text says what."""
+def pseudorandom(key: bytes, info: bytes, length: int = KEY_BYTES) -> bytes:
+    """HMAC-SHA-512, cut to so many bytes, up to 64."""
+    return hmac.digest(key, info, "sha512")[:length]
+
+
+def xor(one: bytes, other: bytes) -> bytes:
+    """Two strings of one length, bit by bit."""
+    number = int.from_bytes(one, "big") ^ int.from_bytes(other, "big")
+    return number.to_bytes(len(one), "big")
 
 
 def join(*parts: bytes) -> bytes:

@@ -1,20 +1,20 @@
-"""What one attempt at one sum is, the form of its messages, and how it can fail.
+"""What a dealing and one attempt at one sum are, the form of their messages, and how they can fail.
 
-A message is a flat dictionary of numbers, strings, bytes and lists of these. Each one says which
-step and which session it belongs to. The session's id is a hash of all its settings; it is in
-every signature, every derived key and every sealed message, so that nothing from another round or
-attempt holds in this one.
+A *dealing* hands out the keys and shares of many sessions ahead; a *session* is one attempt at one
+sum. A message is a flat dictionary of numbers, strings, bytes and lists of these. Each one says
+which step and which dealing or session it belongs to. A dealing's id is a hash of all its settings,
+a session's of its dealing's and its place there; they are in every signature, every derived key and
+every sealed message, so that nothing from another dealing or attempt holds in this one.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from fpfl.federation.secagg.primitives import Invalid, digest, join, split
+from fpfl.federation.encoding import Invalid, decode, encode, hashed
 
 Value = int | float | str | bytes | list[int] | list[str] | list[bytes]
 Message = dict[str, Value]
@@ -22,10 +22,18 @@ Message = dict[str, Value]
 Request = Mapping[str, Value]
 """One that was received."""
 
-STEPS = ("advertise", "share", "mask", "consent", "unmask")
+DEALING_STEPS = ("advertise", "share")
+"""Once for many sessions."""
+SESSION_STEPS = ("mask", "unmask")
+"""For every session."""
+STEPS = (*DEALING_STEPS, *SESSION_STEPS)
 
-_SESSION = b"fpfl secagg session 1"
-_NUMBERS = ("round", "attempt", "size", "threshold", "least", "degree")
+MOST_SESSIONS = 4096
+"""So many can be dealt at once: more would keep a node busy to no end."""
+
+_DEALING = b"fpfl secagg dealing 2"
+_SESSION = b"fpfl secagg session 2"
+_NUMBERS = ("number", "sessions", "size", "threshold", "least", "degree")
 _LARGEST = 2**62
 
 
@@ -50,7 +58,7 @@ class Refused(Exception):  # noqa: N818 - it is an answer of the protocol
 
 
 class Abandoned(Exception):  # noqa: N818 - as above
-    """A session ends without a sum.
+    """A dealing or a session ends without a sum.
 
     Parameters
     ----------
@@ -60,8 +68,7 @@ class Abandoned(Exception):  # noqa: N818 - as above
         Whether any request for shares had left. If not, nothing about any vector is known to
         anybody: masked vectors alone are uniform.
     shares_received
-        From how many nodes an answer with shares came, right or wrong: at most so many shares of
-        any one secret came back.
+        From how many nodes an answer with shares came, right or wrong.
     culprit
         The node that provably broke the protocol, where that is the reason.
     """
@@ -84,15 +91,17 @@ class Abandoned(Exception):  # noqa: N818 - as above
 
 
 @dataclass(frozen=True)
-class Session:
-    """One attempt at one sum.
+class Dealing:
+    """The settings of many sessions whose keys and shares are dealt together.
 
     Parameters
     ----------
     run : bytes
         Whatever tells one training from all others.
-    round, attempt : int
-        Which round of it, and which attempt at the round.
+    number : int
+        Which dealing of it: never the same again.
+    sessions : int
+        For how many sessions.
     size : int
         Length of the vectors.
     threshold : int
@@ -105,8 +114,8 @@ class Session:
     """
 
     run: bytes
-    round: int
-    attempt: int
+    number: int
+    sessions: int
     size: int
     threshold: int
     least: int
@@ -117,11 +126,15 @@ class Session:
             raise ValueError(
                 f"run must be bytes, but got {self.run!r}: give an id of the training."
             )
-        limits = {"round": 0, "attempt": 0, "size": 1, "threshold": 1, "least": 1}
+        limits = {"number": 0, "sessions": 1, "size": 1, "threshold": 1, "least": 1}
         for name, fewest in limits.items():
             value = getattr(self, name)
             if type(value) is not int or not fewest <= value < _LARGEST:
                 raise ValueError(f"{name} must be a whole number from {fewest}, but got {value!r}.")
+        if self.sessions > MOST_SESSIONS:
+            raise ValueError(
+                f"sessions must be at most {MOST_SESSIONS}, but got {self.sessions}: deal again."
+            )
         degree = self.degree
         if degree is not None and (type(degree) is not int or degree < 2 or degree % 2):
             raise ValueError(
@@ -136,24 +149,30 @@ class Session:
     @cached_property
     def id(self) -> bytes:
         """A hash of everything above."""
-        return digest(_SESSION, self.to_bytes())
+        return hashed(_DEALING, [self.run, self._numbers()])
+
+    def session(self, place: int) -> Session:
+        """One of its sessions, counted from 0."""
+        return Session(self, place)
 
     def _numbers(self) -> dict[str, int]:
         return {name: getattr(self, name) or 0 for name in _NUMBERS}
 
     def to_bytes(self) -> bytes:
         """For storing."""
-        return join(self.run, *(value.to_bytes(8, "big") for value in self._numbers().values()))
+        return encode([self.run, self._numbers()])
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Session:
+    def from_bytes(cls, data: bytes) -> Dealing:
         """Undo :meth:`to_bytes`."""
-        run, *numbers = split(data, 1 + len(_NUMBERS))
-        values = (int.from_bytes(number, "big") for number in numbers)
-        return cls._of(run, dict(zip(_NUMBERS, values, strict=True)))
+        try:
+            run, numbers = decode(data)
+            return cls._of(run, numbers)
+        except (TypeError, KeyError, ValueError):
+            raise Invalid("these bytes are no dealing.") from None
 
     @classmethod
-    def _of(cls, run: bytes, numbers: Mapping[str, Any]) -> Session:
+    def _of(cls, run: bytes, numbers: Mapping[str, Any]) -> Dealing:
         try:
             return cls(run, **{**numbers, "degree": numbers["degree"] or None})
         except ValueError as error:
@@ -164,29 +183,96 @@ class Session:
         return {**self.header("advertise"), "run": self.run, **self._numbers()}
 
     @classmethod
-    def from_message(cls, message: Request) -> Session:
-        """The session that a first request is for.
+    def from_message(cls, message: Request) -> Dealing:
+        """The dealing that a first request is for.
 
-        A node should look at its settings before it answers: whether `least`, `threshold` and
-        `degree` are what was agreed, and whether round and attempt are new.
+        A node should look at its settings before it masks: whether `least`, `threshold` and
+        `degree` are what was agreed.
         """
         numbers = {name: _field(message, name, int) for name in _NUMBERS}
-        session = cls._of(_field(message, "run", bytes), numbers)
-        session.expect(message, "advertise")
-        return session
+        dealing = cls._of(_field(message, "run", bytes), numbers)
+        dealing.expect(message, "advertise")
+        return dealing
 
     def header(self, step: str) -> Message:
-        """What every message begins with."""
+        """What every message of the dealing begins with."""
         return {"step": step, "session": self.id}
 
     def expect(self, message: Request, step: str) -> None:
+        """Check that a message is of this dealing and of ``step``; else :class:`Invalid`."""
+        _expect(self.id, message, step)
+
+    def place(self, message: Request) -> int:
+        """The place of the session that a message is of; :class:`Invalid` where it is of none."""
+        place = _field(message, "place", int)
+        if not 0 <= place < self.sessions:
+            raise Invalid(f"there are {self.sessions} sessions, and none at {place}.")
+        return int(place)
+
+
+@dataclass(frozen=True)
+class Session:
+    """One attempt at one sum.
+
+    Parameters
+    ----------
+    dealing : Dealing
+        What it was dealt in, with all settings.
+    place : int
+        Its place there, from 0.
+    """
+
+    dealing: Dealing
+    place: int
+
+    def __post_init__(self) -> None:
+        if type(self.place) is not int or not 0 <= self.place < self.dealing.sessions:
+            raise ValueError(
+                f"place must be a whole number below {self.dealing.sessions}, but got "
+                f"{self.place!r}."
+            )
+
+    @cached_property
+    def id(self) -> bytes:
+        """A hash of everything above."""
+        return hashed(_SESSION, [self.dealing.id, self.place])
+
+    @property
+    def size(self) -> int:
+        """Length of the vectors."""
+        return self.dealing.size
+
+    @property
+    def threshold(self) -> int:
+        """t, see `Dealing`."""
+        return self.dealing.threshold
+
+    @property
+    def least(self) -> int:
+        """The fewest survivors, see `Dealing`."""
+        return self.dealing.least
+
+    @property
+    def degree(self) -> int | None:
+        """Neighbours of each node, see `Dealing`."""
+        return self.dealing.degree
+
+    def header(self, step: str) -> Message:
+        """What every message of the session begins with."""
+        return {"step": step, "session": self.id, "place": self.place}
+
+    def expect(self, message: Request, step: str) -> None:
         """Check that a message is of this session and of ``step``; else :class:`Invalid`."""
-        if not isinstance(message, Mapping) or not all(type(key) is str for key in message):
-            raise Invalid(f"a message must be a dictionary, but got {type(message).__name__}.")
-        if _field(message, "session", bytes) != self.id:
-            raise Invalid("the message is of another session: another round, attempt or setting.")
-        if (given := _field(message, "step", str)) != step:
-            raise Invalid(f"the message must be of the step {step!r}, but is of {given[:20]!r}.")
+        _expect(self.id, message, step)
+
+
+def _expect(id: bytes, message: Request, step: str) -> None:
+    if not isinstance(message, Mapping) or not all(type(key) is str for key in message):
+        raise Invalid(f"a message must be a dictionary, but got {type(message).__name__}.")
+    if _field(message, "session", bytes) != id:
+        raise Invalid("the message is of another session: another run, attempt or setting.")
+    if (given := _field(message, "step", str)) != step:
+        raise Invalid(f"the message must be of the step {step!r}, but is of {given[:20]!r}.")
 
 
 def _field(message: Request, name: str, kind: type) -> Any:
@@ -225,19 +311,3 @@ def read_names(message: Request, name: str) -> list[str]:
     except UnicodeEncodeError:
         raise Invalid(f"{name!r} must hold names that can be encoded.") from None
     return values
-
-
-def fingerprint(message: Request) -> bytes:
-    """A hash of a whole message: equal for equal messages alone."""
-    found = hashlib.sha256()
-    for key in sorted(message):
-        value = message[key]
-        many = value if isinstance(value, list) else [value]
-        parts = [one if isinstance(one, bytes) else repr(one).encode() for one in many]
-        # The name, all types and lengths, then all bytes in a row: no two lists agree in both.
-        kinds = [type(one).__name__ for one in many]
-        shape = repr((key, type(value).__name__, kinds, [len(part) for part in parts]))
-        found.update(join(shape.encode()))
-        for part in parts if len(parts) < 3 else [b"".join(parts)]:
-            found.update(part)  # a long vector as it is, many short strings at once
-    return found.digest()

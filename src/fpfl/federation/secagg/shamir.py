@@ -147,18 +147,24 @@ def recovered(shares: Shares, threshold: int) -> bytes:
 
 
 def remove_self_mask(
-    total: NDArray[np.uint32], session: Session, index: int, shares: Shares, committed: bytes
+    total: NDArray[np.uint32],
+    session: Session,
+    digest: bytes,
+    index: int,
+    shares: Shares,
+    committed: bytes,
 ) -> None:
     """Take PRG(b) of a survivor off the total; :class:`Invalid` if it committed to another b."""
     seed = recovered(shares, session.threshold)
     if transcript.commitment(session, b"seed", index, 0, seed) != committed:
         raise Invalid("the shares of its seed do not give the seed that it committed to.")
-    add_mask(total, derive(seed, transcript.self_mask_of(session, index)), -1)
+    add_mask(total, derive(seed, transcript.self_mask_of(session, digest, index)), -1)
 
 
 def remove_pairwise_masks(
     total: NDArray[np.uint32],
     session: Session,
+    digest: bytes,
     index: int,
     shares: Shares,
     public: bytes,
@@ -170,8 +176,8 @@ def remove_pairwise_masks(
     ----------
     total
         Changed in place.
-    session
-        For whom.
+    session, digest
+        For whom, and the hash of what was broadcast there.
     index, shares, public
         Of the node that dropped out: its index, the shares of its masking key, and the public half
         that it advertised. :class:`Invalid` where the two do not belong together.
@@ -183,7 +189,7 @@ def remove_pairwise_masks(
         raise Invalid("the shares of its masking key do not give the key that it advertised.")
     agreement = KeyAgreement(secret)
     for other, key in partners:
-        mask = agreement.key(key, transcript.mask_of(session, index, other))
+        mask = agreement.key(key, transcript.mask_of(session, digest, index, other))
         # The survivor added it if its own index is the lower one.
         add_mask(total, mask, -1 if other < index else 1)
 
