@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
+from contextlib import closing
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -250,6 +252,96 @@ def _until(ends: datetime, keys: Path) -> None:
 
     print(f"It counts until {ends:%Y-%m-%d}. The authority's fingerprint, which the node is asked:")
     print(load_trust(keys / AUTHORITY).fingerprint)
+
+
+@app.command()
+def approve(
+    site: Path,
+    fingerprint: str,
+    yes: Annotated[bool, typer.Option(help="Approve without being asked.")] = False,
+    again: Annotated[
+        bool, typer.Option(help="Allow all rounds once more of one that is approved.")
+    ] = False,
+) -> None:
+    """On a node: show an agreement that a server asked under, and approve it.
+
+    SITE is the folder of the node's identity; FINGERPRINT is what the node's log says.
+    """
+    from fpfl.federation.approval import in_words
+    from fpfl.federation.ledger import NotAnsweredError
+    from fpfl.federation.site import SiteNode
+
+    with closing(SiteNode.at(site)) as node:
+        assert node.ledger is not None
+        known = node.ledger.accounts.get(fingerprint)
+        if known is not None:
+            print(in_words(fingerprint, known.terms))
+        if known is not None and known.approved and not again:
+            print("It is approved already; --again allows all its rounds once more.")
+            return
+        if known is not None and not yes:
+            typer.confirm("Approve it?", abort=True)
+        try:
+            node.approve(fingerprint, "a person", again=again)
+        except NotAnsweredError as error:
+            raise ValueError(f"{error} {error.here}".strip()) from None
+        print(f"Approved: {node.identity.name} answers its rounds from now on.")
+
+
+@app.command()
+def end(site: Path, fingerprint: str) -> None:
+    """On a node: answer nothing more under an agreement, for good; what it did not use is free."""
+    from fpfl.federation.ledger import NotAnsweredError
+    from fpfl.federation.site import SiteNode
+
+    with closing(SiteNode.at(site)) as node:
+        assert node.ledger is not None
+        try:
+            node.ledger.end(fingerprint)
+        except NotAnsweredError as error:
+            raise ValueError(str(error)) from None
+    print(f"{fingerprint} is over: {site} answers nothing more under it.")
+
+
+@app.command()
+def pause(site: Path) -> None:
+    """On a node: refuse everything, from the next message on."""
+    from fpfl.federation.site import pause as paused
+
+    paused(site)
+    print(f"Paused. fpfl federation resume {site} goes on.")
+
+
+@app.command()
+def resume(site: Path) -> None:
+    """On a node: answer again after a pause."""
+    from fpfl.federation.site import resume as resumed
+
+    resumed(site)
+    print("Not paused: the node answers what its site allows.")
+
+
+@app.command()
+def ledger(
+    site: Path,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """On a node: verify its ledger, and say what it has agreed to and answered.
+
+    SITE is the folder of the node's identity.
+    """
+    from fpfl.federation.site import figures, figures_in_words
+
+    found = figures(site)
+    print(json.dumps(found, indent=2) if as_json else figures_in_words(found))
+
+
+@app.command()
+def pin(package: str) -> None:
+    """On a node: print the lines of site.toml that pin an installed PACKAGE as it is now."""
+    from fpfl.federation.site import package_folder, package_hash
+
+    print(f'[package]\nname = "{package}"\nsha256 = "{package_hash(package_folder(package))}"')
 
 
 @app.command()

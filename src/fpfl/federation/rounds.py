@@ -160,6 +160,7 @@ class Federated:
                 return known.to(w.device, w.dtype)
         failures = []
         for attempt in range(1, self.agreement.attempts + 1):
+            self._check_room(round)
             try:
                 total = self._attempt(round, w, weights, level)
                 v = self._noised(total, round, level).to(w.dtype)
@@ -406,13 +407,19 @@ class Federated:
             self.journal.charge(round)
             self.journal.wait()
             return
-        if self.agreement.plan is not None and len(self.opened) >= self.agreement.rounds:
+        self._check_room(round)
+        self.opened.append(round)
+
+    def _check_room(self, round: int) -> None:
+        """Raise where no further sum may be opened: nodes count, too, and would refuse to begin."""
+        if self.journal is not None:
+            self.journal.ledger.check(round)
+        elif self.agreement.plan is not None and len(self.opened) >= self.agreement.rounds:
             raise BudgetExhaustedError(
                 f"the budget is spent: all {self.agreement.rounds} planned sums have been opened, "
                 f"some of them in attempts that failed later, so round {round} is not released. "
                 "The model so far is kept"
             )
-        self.opened.append(round)
 
     def _noised(self, total: Tensor, round: int, level: int | None = None) -> Tensor:
         """With the server's noise, where it is the one that adds it."""

@@ -29,20 +29,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fpfl.federation.encoding import decode, encode
 from fpfl.federation.flower.logs import show
 from fpfl.federation.states import States, UnsafeFolderError, private_folder
 from fpfl.store.files import BusyError, flock, flock_within
-
-if TYPE_CHECKING:
-    from fpfl.data.federated import FederatedDataset
-    from fpfl.federation.agreement import Agreement
-    from fpfl.federation.contribution import Contribution
 
 log = logging.getLogger("fpfl.federation")
 
@@ -86,22 +82,30 @@ class Node:
 
     def answer(self, run: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """One request's answer; the state that follows is on the disk."""
-        from fpfl.federation.enrolment import ending, load_identity
-        from fpfl.federation.node import answered
+        from fpfl.federation.enrolment import ending
         from fpfl.federation.secagg import Refused
+        from fpfl.federation.site import SiteNode
 
         try:
             path = Path(self.identity)
-            identity = load_identity(path)
-            if request.get("step") == "advertise":
-                for line in ending(identity.authority, identity.credential):
-                    log.warning("%s", line)
             states = States.beside(path)
-            with states.locked():
+            # Who was not told its identity here is one of Flower's simulation.
+            simulated = "identity" not in self.config
+            with states.locked(), closing(SiteNode.beside(path, simulated=simulated)) as node:
+                if request.get("step") == "advertise":
+                    for line in ending(node.identity.authority, node.identity.credential):
+                        log.warning("%s", line)
                 before = states.read(run)
-                kept, said = answered(request, before, identity, self._contribution)
-                if kept != before:
-                    states.write(run, kept)
+                kept, said = node.answered(
+                    request,
+                    before,
+                    lambda: node.contribution(
+                        self.config,
+                        lambda: (resolved(self.agreement), resolved(self.load)),
+                        self._kept,
+                    ),
+                )
+                states.write(run, kept)
             return said
         except Refused as error:
             log.warning("refused: %s", error)
@@ -110,35 +114,6 @@ class Node:
             # Flower would send the text of an exception to the server; it may be about data.
             log.exception("this node cannot answer")
             return {"refused": "it cannot answer; its own log says why"}
-
-    def _contribution(self) -> Contribution:
-        """What computes the node's vector; torch is imported here."""
-        from fpfl.federation.contribution import Contribution, SystemChance, TestChance
-
-        agreed = self._agreed()
-        chance: SystemChance | TestChance = SystemChance()
-        if agreed.test_seed is not None:
-            numbers = [self.config.get(name) for name in ("partition-id", "first-user")]
-            if not all(isinstance(number, int) for number in numbers):
-                raise ValueError(
-                    "with a test_seed a node must be told partition-id=... and first-user=..., "
-                    "whole numbers"
-                )
-            node, first = (int(number) for number in numbers if number is not None)
-            chance = TestChance(agreed.test_seed, node, first)
-        return Contribution(agreed, self._data, chance)
-
-    def _agreed(self) -> Agreement:
-        if "agreement" not in self._kept:
-            self._kept["agreement"] = resolved(self.agreement)()
-        found: Agreement = self._kept["agreement"]
-        return found
-
-    def _data(self) -> FederatedDataset:
-        if "data" not in self._kept:
-            self._kept["data"] = resolved(self.load)(dict(self.config))
-        found: FederatedDataset = self._kept["data"]
-        return found
 
 
 def resolved(name: str) -> Callable[..., Any]:
