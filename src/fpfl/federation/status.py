@@ -70,18 +70,20 @@ class Link:
 def connected(name: str | None) -> Iterator[ControlHttpClient]:
     """A client of the Control API, for a connection of Flower's configuration."""
     import httpx
-    from click import ClickException
+    from flwr.cli import utils
     from flwr.cli.flower_config import read_superlink_connection
     from flwr.cli.utils import init_http_client_from_connection
+
+    failures = utils.click.ClickException  # Flower's own: typer has a copy of click by now
 
     try:
         with redirect_stdout(StringIO()):  # it says which connection it uses, each time
             client = init_http_client_from_connection(read_superlink_connection(name))
-    except ClickException as error:
+    except failures as error:
         raise UnreachableError(error.message) from error
     try:
         yield client
-    except (httpx.HTTPError, ClickException) as error:
+    except (httpx.HTTPError, failures) as error:
         raise UnreachableError(f"the SuperLink does not answer as one: {error!r}") from error
     finally:
         client.close()
