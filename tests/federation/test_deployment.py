@@ -457,6 +457,8 @@ def test_what_a_run_s_folder_says(tmp_path):
     figures = re.search(r"6 of 6 rounds charged: ε = ([0-9.]+) of ([0-9.]+) at δ", said)
     assert figures is not None, said
     assert figures[1] == figures[2]
+    (tmp_path / "whole" / "excluded.json").write_text('["node-6"]')
+    assert "Left out, having broken the protocol: 'node-6'" in standing(tmp_path / "whole")
     with pytest.raises(ValueError, match="is not there"):
         standing(tmp_path / "none")
     result = CliRunner().invoke(app, ["federation", "status"])
