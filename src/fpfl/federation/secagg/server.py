@@ -218,6 +218,14 @@ class Roster:
         """Those with t of these around them, themselves included."""
         return frozenset(name for name in there if len(self.near(name, there)) >= self.threshold)
 
+    def convinced(self, there: Names, least: int) -> Names:
+        """Those that can read the shares of so many survivors, their own among them."""
+        return frozenset(
+            name
+            for name in there
+            if sum((one, name) not in self.unreadable for one in self.survivors) >= least
+        )
+
     def core(self, there: Names) -> Names:
         """The largest part of these in which each has t around it.
 
@@ -533,8 +541,10 @@ class Aggregation(Exchange):
         self._roster.survivors = there
         self._recoverable(there)
         self.survivors = tuple(sorted(there))
-        # The others would refuse to unmask, for want of consents.
+        # The others would refuse to unmask, for want of consents, or of shares that they can read.
         willing = self._roster.well_surrounded(there)
+        if self.session.degree is None:
+            willing = self._roster.convinced(willing, self.session.least)
         self._recoverable(willing)
         return willing
 
