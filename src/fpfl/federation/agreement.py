@@ -324,6 +324,17 @@ class Agreement:
         }
 
     @cached_property
+    def model_hash(self) -> str:
+        """A hash of the network's structure.
+
+        Of its layers as torch prints them, and its tensors' names, shapes and types; not of its
+        numbers, nor of the code of layers of one's own.
+        """
+        model = self.model()
+        tensors = [(name, [*t.shape], str(t.dtype)) for name, t in model.state_dict().items()]
+        return hashlib.sha256(json.dumps([repr(model), tensors]).encode()).hexdigest()[:16]
+
+    @cached_property
     def fingerprint(self) -> bytes:
         """What tells two agreements apart, without where they came from."""
         said: dict[str, Any] = {
@@ -332,6 +343,9 @@ class Agreement:
             "schema": self.schema.as_dict(),
             "scale": self.encoding.scale,
             "bits": self.bits,
+            "hold": self.hold,
+            "attempts": self.attempts,
+            "model": self.model_hash,
             "test_seed": self.test_seed,
         }
         return hashlib.sha256(json.dumps(said, sort_keys=True, default=repr).encode()).digest()[:16]

@@ -160,6 +160,7 @@ class Federated:
                 return known.to(w.device, w.dtype)
         failures = []
         for attempt in range(1, self.agreement.attempts + 1):
+            self._check_room(round)
             try:
                 total = self._attempt(round, w, weights, level)
                 v = self._noised(total, round, level).to(w.dtype)
@@ -273,7 +274,6 @@ class Federated:
     def _dealing(self, round: int) -> Dealing:
         agreement = self.agreement
         graph = agreement.graph  # whoever is there, or says so
-        picked = agreement.privacy is not None and agreement.privacy.convention == "picked"
         holders = agreement.asked if graph.degree is None else graph.degree + 1
         fitting = min(MOST_SESSIONS, max(1, DEALT_BYTES // (_EACH * holders)))
         return Dealing(
@@ -281,7 +281,7 @@ class Federated:
             # Never the same again, not even by a server that was started anew.
             number=secrets.randbelow(2**62),
             # Where the server picks, every round has other nodes.
-            sessions=1 if picked else max(1, min(agreement.rounds - round + 1, fitting)),
+            sessions=1 if self._picks else max(1, min(agreement.rounds - round + 1, fitting)),
             size=agreement.encoding.size,
             threshold=graph.threshold,
             least=agreement.aggregation.least,
@@ -297,6 +297,8 @@ class Federated:
         agreement, least = self.agreement, self.agreement.aggregation.least
         # In the beginning all are waited for, later no more than it takes.
         enough = least if self.names else agreement.asked
+        # Where the server picks, others take the places of those that show no keys.
+        wanted = agreement.asked if self._picks else enough
         answers: dict[str, Message] = {}
         places: dict[str, int] = {}
         asked: set[int] = set()
@@ -304,7 +306,7 @@ class Federated:
         end = time.monotonic() + agreement.timeout
         while True:
             strangers = len(asked) - len(places)
-            left = max(0.0, end - time.monotonic())
+            left = max(0.0, end - time.monotonic()) if len(answers) < enough else 0.0
             there = self.courier.nodes(enough + strangers, left)
             nodes = self._next(set(there) - asked, agreement.asked - len(places))
             if not nodes:
@@ -320,7 +322,7 @@ class Federated:
                 # Those that were strangers before are not waited for.
                 if len(answers) == agreement.asked or (len(answers) >= least and not waiting):
                     break
-            if len(answers) >= enough:
+            if len(answers) >= wanted:
                 break
         log.info("%s: roll call: %d of %d are enrolled", what, len(answers), len(asked))
         if len(answers) < least:
@@ -331,11 +333,16 @@ class Federated:
             )
         return answers, places
 
+    @property
+    def _picks(self) -> bool:
+        """Whether the server picks who takes part in a round."""
+        privacy = self.agreement.privacy
+        return privacy is not None and privacy.convention == "picked"
+
     def _next(self, nodes: set[int], wanted: int) -> list[int]:
         """Whom to call: everybody, or as many as are wanted where the server picks."""
         found = sorted(node for node in nodes if self.names.get(node) not in self.excluded)
-        privacy = self.agreement.privacy
-        if privacy is not None and privacy.convention == "picked":
+        if self._picks:
             # Nothing is claimed for how they are picked. Who is a stranger shows when it is called:
             # after that it takes nobody's place.
             secrets.SystemRandom().shuffle(found)
@@ -400,13 +407,19 @@ class Federated:
             self.journal.charge(round)
             self.journal.wait()
             return
-        if self.agreement.plan is not None and len(self.opened) >= self.agreement.rounds:
+        self._check_room(round)
+        self.opened.append(round)
+
+    def _check_room(self, round: int) -> None:
+        """Raise where no further sum may be opened: nodes count, too, and would refuse to begin."""
+        if self.journal is not None:
+            self.journal.ledger.check(round)
+        elif self.agreement.plan is not None and len(self.opened) >= self.agreement.rounds:
             raise BudgetExhaustedError(
                 f"the budget is spent: all {self.agreement.rounds} planned sums have been opened, "
                 f"some of them in attempts that failed later, so round {round} is not released. "
                 "The model so far is kept"
             )
-        self.opened.append(round)
 
     def _noised(self, total: Tensor, round: int, level: int | None = None) -> Tensor:
         """With the server's noise, where it is the one that adds it."""

@@ -256,6 +256,12 @@ class RunLedger:
         self.chain.sync()
         self._take({"kind": "change", **record})
 
+    def check(self, round: int) -> None:
+        """Raise where the charge of a round would be refused; nothing is written."""
+        if self._mechanism is None or (self.simulation and round in self.charged):
+            return
+        self._check_room(round)
+
     def charge(self, round: int) -> None:
         """Write the charge of a round, or refuse it; not yet synced."""
         if self._mechanism is None:

@@ -3,7 +3,8 @@
 What a node is told when it is started (``flower-supernode --node-config``):
 
 identity        the file that the authority made for this node; FILE.states and FILE.worker, two
-                folders, are made beside it, and a list of the revoked is read there, revoked.crl
+                folders, and FILE.ledger are made beside it, and two files are read there: a list of
+                the revoked, revoked.crl, and what the site allows, site.toml (`federation.site`)
 worker          false: every message's own process does the work (`fpfl.federation.flower.worker`)
 anything else   for the project's own loader, which gets all of it
 """
