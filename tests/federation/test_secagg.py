@@ -466,6 +466,27 @@ def test_a_dealer_whose_shares_nobody_can_read_is_found_before_anything_is_revea
     with pytest.raises(Abandoned, match="'n00'") as caught:
         play.step(ask=ask)
     assert not caught.value.unmask_sent
+    assert caught.value.culprit == "n00"
+
+
+@pytest.mark.parametrize("liars", [1, 2, 3])
+def test_nodes_that_say_they_cannot_read_bring_nobody_down(liars) -> None:
+    """Fewer than a third lie of one node's shares: it is suspected at most, and never named."""
+    nodes = some(10)
+    play = Play(a_dealing(10, least=7), nodes).until("mask")
+    bad = [f"n0{i}" for i in range(1, 1 + liars)]
+
+    def change(name: str, answer: Any) -> Any:
+        if name not in bad:
+            return answer
+        answer = {**answer, "unreadable": ["n00"]}
+        answer.pop("signature")
+        return client._signed(answer, nodes[name])
+
+    with pytest.raises(Abandoned) as caught:
+        play.step(change=change, gone=["n07", "n08", "n09"])
+    assert caught.value.suspect == "n00"
+    assert caught.value.culprit is None
 
 
 @pytest.mark.parametrize("gone", [(), ("n00",)], ids=["its seed", "its key"])
