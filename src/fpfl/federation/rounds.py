@@ -139,6 +139,8 @@ class Federated:
     excluded: set[str] = field(default_factory=set)
     opened: list[int] = field(default_factory=list)
     """The rounds of all sums that were opened, where no ledger counts them."""
+    suspects: set[str] = field(default_factory=set)
+    """Those that spoilt attempts at this round, or whom others made seem so."""
     doubted: set[int] = field(default_factory=set)
     """Those that were called and showed no keys that count."""
     dealt: Dealt | None = None
@@ -165,12 +167,15 @@ class Federated:
                 log.warning("round %d, attempt %d was abandoned: %s", round, attempt, failure)
                 failures.append(str(failure))
                 self.dealt = None  # whoever lost what it was dealt gets new keys
+                if failure.suspect is not None:
+                    self.suspects.add(failure.suspect)
                 if failure.culprit is not None:
                     # It broke the protocol for all to see, and would again.
                     self._exclude(failure.culprit)
                 continue
             if self.journal is not None:
                 self.journal.log(round, v)
+            self.suspects.clear()
             return v
         raise FederationError(
             f"round {round} was abandoned {len(failures)} times, at last because {failures[-1]} "
@@ -258,7 +263,7 @@ class Federated:
         what = f"dealing for {dealing.sessions} rounds"
         answers, places = self._called(dealing, what)
         names = self._first(answers)
-        deal = Deal(dealing, self.authority, names)
+        deal = Deal(dealing, self.authority, names, self.agreement.asked)
         for name in names:
             self._take(deal, places[name], answers[name])
         deal.close_step()
@@ -377,12 +382,21 @@ class Federated:
         answers.setdefault(name, answer)
 
     def _first(self, answers: Mapping[str, Message]) -> list[str]:
-        """Those that take part: of more than were agreed on all would refuse."""
+        """Those that take part: of more than were agreed on all would refuse.
+
+        A dealer whose shares too many could not read is left out of the next dealing. Where more
+        said so than may lie it is the culprit, and left out for good.
+        """
         index = {
             name: Credential.verified(_bytes(answer, "credential"), self.authority).index
             for name, answer in answers.items()
         }
         first = sorted(answers, key=index.__getitem__)
+        # Without proof for this dealing alone, and only where there are enough others.
+        others = [name for name in first if name not in self.suspects]
+        if self.agreement.aggregation.least <= len(others) < len(first):
+            log.warning("left out of this dealing: %s", _listed(self.suspects))
+            first = others
         for name in first[self.agreement.asked :]:
             log.warning("%s is left out: %d nodes were agreed on", name, self.agreement.asked)
         return first[: self.agreement.asked]
