@@ -99,7 +99,7 @@ SECTIONS = {
 
 @pytest.mark.parametrize("block", those("toml"))
 def test_configs_are_read(block: Block, tmp_path: Path) -> None:
-    """A table's schema has a label; everything else is a config, or sections of one."""
+    """A table's schema has a label, a site approves; all else is a config, or sections of one."""
     from fpfl.config import load_config, load_sweep
     from fpfl.data.table_schema import read_table_schema
 
@@ -109,6 +109,12 @@ def test_configs_are_read(block: Block, tmp_path: Path) -> None:
     path.write_text(f"{block.code}\n{missing}", encoding="utf-8")
     if "label" in given:
         read_table_schema(path)
+    elif "approve" in given:
+        pytest.importorskip("cryptography", reason="not installed: pip install 'fpfl[flower]'")
+        from fpfl.federation.site import Site
+
+        path.write_text(block.code, encoding="utf-8")
+        Site.read(path)
     elif "sweep" in given:
         load_sweep(path)
     else:
@@ -119,8 +125,8 @@ def test_configs_are_read(block: Block, tmp_path: Path) -> None:
 
 OURS = "fpfl"
 OTHERS = {
-    "cat", "cd", "export", "flwr", "git", "make", "mkdir", "mlflow", "pip", "printf", "python",
-    "sh", "source", "tensorboard", "torchrun",
+    "cat", "cd", "export", "flwr", "git", "make", "mkdir", "mlflow", "nvflare", "pip", "printf",
+    "python", "sh", "source", "systemctl", "docker", "tensorboard", "torchrun",
 }  # fmt: skip
 """Commands that are not ours; what make and python are asked for is looked at all the same."""
 

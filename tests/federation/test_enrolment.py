@@ -452,6 +452,18 @@ def test_a_list_only_becomes_newer(keys, tmp_path):
     assert len(revoked.read().serials) == 2
 
 
+def test_an_older_list_that_was_read_before_is_not_taken_again(keys):
+    """Moved away and back it has the same name, size, time and number in the file system."""
+    revoke(keys, ["node-2"], at=NOW)
+    assert list_of(keys)()
+    (keys / REVOKED).rename(keys / "older")
+    revoke(keys, ["node-3"], at=NOW)
+    assert len(list_of(keys)()) == 2
+    (keys / "older").rename(keys / REVOKED)
+    with pytest.raises(Invalid, match="number 1, and number 2 was read before"):
+        list_of(keys)()
+
+
 def test_a_list_that_is_over_not_the_authority_s_or_none_at_all(keys, tmp_path):
     assert list(list_of(keys)()) == []  # nobody was ever revoked
     revoke(keys, ["node-1"], days=90, at=NOW)
@@ -661,7 +673,7 @@ def test_a_long_host_name_is_a_host_name(tmp_path):
     make_keys(tmp_path / "keys", 3, (host,))
     server = x509.load_pem_x509_certificate((tmp_path / "keys" / "server.pem").read_bytes())
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert names.get_values_for_type(x509.DNSName) == [host]
+    assert names.get_values_for_type(x509.DNSName) == [host, "localhost"]
     assert (tmp_path / "keys" / "node-3" / "supernode.pub").is_file()
     assert stat.S_IMODE((tmp_path / "keys").stat().st_mode) == 0o700
 

@@ -87,6 +87,8 @@ class Federation:
     def __init__(self, agreed: Agreement, keys: Path, monkeypatch: Any, **grid: Any) -> None:
         federated.CURRENT.append(agreed)
         self.agreed, self.keys = agreed, keys
+        for path in keys.glob("*/*.ledger"):  # federations have keys in common, and not the count
+            path.unlink()
         firsts = [int(part[0]) for part in federated.parts(agreed)]
         configs = [
             {

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from federated import Memory, parameters, parts, simulated, with_seed
+from test_site import Sites
 
 import fpfl
 from fpfl.aggregation.encoding import in_ring
@@ -20,6 +21,7 @@ from fpfl.data import CategoryColumn, Label, NumberColumn
 from fpfl.data.inputs import ScaledModel, scaling_of
 from fpfl.federation import FederationError, federate
 from fpfl.federation.agreement import Agreement
+from fpfl.federation.approval import in_words, kinds_of, terms_of
 from fpfl.federation.contribution import (
     Contribution,
     TestChance,
@@ -32,7 +34,7 @@ from fpfl.federation.secagg import STEPS
 from fpfl.measurement.counting import STEP_BITS
 from fpfl.measurement.inputs import input_sum
 from fpfl.privacy.budget import PopulationLedger
-from fpfl.privacy.filter import Mechanism
+from fpfl.privacy.filter import Mechanism, PrivacyFilter
 from fpfl.privacy.renyi import shares_epsilon
 from fpfl.runs.folder import OpenRun
 from fpfl.runs.ledger import RunLedger
@@ -402,17 +404,10 @@ def test_a_node_that_is_lost_leaves_the_others_measured(step):
 
 
 def test_an_agreement_that_measures_nothing_knows_no_round_0():
-    plain = agreement(measure=False, columns=None)
+    plain = agreement(measure=False, columns=None, attempts=1)
     courier = memory(plain)
-    lying = Federated(plain, courier, courier.key, b"r" * 16)
-    with pytest.raises(ValueError, match="begin with 1"):
-        lying._summed(0, {"round": 0})
-    other = agreement()
-    claimed = replace(other, attempts=1)
-    # A server that goes by the agreement of others, with the fingerprint of theirs.
-    claimed.__dict__["fingerprint"] = plain.fingerprint
     with pytest.raises(FederationError):
-        Federated(claimed, courier, courier.key, b"r" * 16)._summed(0, {"round": 0})
+        Federated(plain, courier, courier.key, b"r" * 16)._summed(0, {"round": 0})
     assert len(courier.refused) == NODES
     assert all("whole number from 1 to 3" in said for said in courier.refused)
 
@@ -512,3 +507,74 @@ def test_a_node_whose_table_has_other_columns_sends_its_noise(caplog):
     assert not whole(agreed, other).any()
     assert "other columns than were agreed on" in caplog.text
     assert np.array_equal(whole(agreed, replace(data, columns=())), whole(agreed, data))
+
+
+# --- nodes that count -----------------------------------------------------------------------------
+
+
+def sites(agreed: Agreement, folder: Path, monkeypatch, toml: str = "") -> Sites:
+    return Sites(agreed, folder, monkeypatch, toml, data=memory(agreed).data)
+
+
+def test_nodes_answer_one_measurement_and_no_second_one(tmp_path, monkeypatch):
+    """Whatever the server counts, and though it has not had all of its rounds."""
+    agreed = agreement()
+    here = sites(agreed, tmp_path, monkeypatch)
+    server = here.server()
+    server.scale()
+    assert "all 1 measurements" in here.lied_to(0)
+    # A sum of another kind is not used up by it, nor is this one by others.
+    server.release(1, agreed.spec.flat.vector())
+    name = agreed.fingerprint.hex()
+    for ledger in here.ledgers:
+        account = ledger.accounts[name]
+        assert (account.limit, len(account.sums)) == (4, 2)
+        assert sorted(account.vectors.values()) == [0, 1]
+
+
+def test_an_honest_server_finishes_at_the_nodes_limit(tmp_path, monkeypatch):
+    agreed = agreement()
+    here = sites(agreed, tmp_path, monkeypatch)
+    run = here.run()
+    assert len(run.history) == 3
+    assert not here.courier.refused
+    for round in (0, 1):
+        assert "have been opened" in here.lied_to(round)
+    ledger = here.ledgers[0]
+    spent = {Mechanism.of(agreed.plan): 3, Mechanism.measurement_of(agreed.plan): 1}
+    assert ledger.charges("sums") == ledger.charges("reserved") == spent
+    # The node's own accountant comes to what the plan says.
+    assert ledger.spent(agreed.plan.delta) == pytest.approx(agreed.plan.epsilon)
+
+
+def test_a_site_s_budget_has_the_measurement_in_it(tmp_path, monkeypatch):
+    agreed = agreement()
+    mechanism, before = Mechanism.of(agreed.plan), Mechanism.measurement_of(agreed.plan)
+    order, delta = 4, 1e-4
+    together = PrivacyFilter(100.0, delta, order).spent({mechanism: 3, before: 1})
+    alone = PrivacyFilter(100.0, delta, order).spent({mechanism: 3})
+    assert alone < 0.9 * together
+    for number, (epsilon, fits) in enumerate(((0.99 * together, False), (1.01 * together, True))):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        here = sites(
+            agreed, folder, monkeypatch,
+            f"[budget]\nepsilon = {epsilon}\ndelta = {delta}\norder = {order}\n",
+        )  # fmt: skip
+        if fits:
+            assert len(here.run().history) == 3
+        else:
+            with pytest.raises(FederationError):
+                here.run(callbacks=[])
+            assert any("no room for the agreement" in said for said in here.courier.refused)
+
+
+def test_the_terms_say_what_is_measured():
+    words = in_words("f", terms_of(agreement()))
+    assert "measured   the inputs' columns, in one sum before round 1" in words
+    without = terms_of(agreement(measure=False, columns=None))
+    assert "measurement" not in without
+    assert "measured" not in in_words("f", without)
+    trusted = agreement(privacy=fpfl.Privacy(epsilon=4.0, convention="poisson"), attempts=2)
+    assert terms_of(trusted)["measurement"] is None
+    assert [kind.sums for kind in kinds_of(terms_of(trusted))] == [6, 2]

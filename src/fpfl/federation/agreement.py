@@ -316,9 +316,9 @@ class Agreement:
     def encodings(self, round: int) -> tuple[Encoding, int | None]:
         """How vectors become whole numbers in a round, and the bits of its shares of noise.
 
-        Round 0 is the measurement, and nothing else is.
+        Round 0 is the measurement, where there is one, and nothing else is.
         """
-        return self._training if round else self._measurement
+        return self._training if round or self.measured is None else self._measurement
 
     @cached_property
     def _training(self) -> tuple[Encoding, int | None]:
@@ -327,11 +327,9 @@ class Agreement:
     @cached_property
     def _measurement(self) -> tuple[Encoding, int | None]:
         measured = self.measured
-        if measured is None:
-            raise ValueError("nothing is measured under this agreement: its rounds begin with 1")
-        return self._encoded(
-            measured.release, measured.release.blocks, measured.rules, measured.size
-        )
+        assert measured is not None  # or there is no round 0
+        release = measured.release
+        return self._encoded(release, release.blocks, measured.rules, measured.size)
 
     def _encoded(
         self,
@@ -406,6 +404,17 @@ class Agreement:
         }
 
     @cached_property
+    def model_hash(self) -> str:
+        """A hash of the network's structure.
+
+        Of its layers as torch prints them, and its tensors' names, shapes and types; not of its
+        numbers, nor of the code of layers of one's own.
+        """
+        model = self.model()
+        tensors = [(name, [*t.shape], str(t.dtype)) for name, t in model.state_dict().items()]
+        return hashlib.sha256(json.dumps([repr(model), tensors]).encode()).hexdigest()[:16]
+
+    @cached_property
     def fingerprint(self) -> bytes:
         """What tells two agreements apart, without where they came from."""
         said: dict[str, Any] = {
@@ -414,6 +423,9 @@ class Agreement:
             "schema": self.schema.as_dict(),
             "scale": self.encoding.scale,
             "bits": self.bits,
+            "hold": self.hold,
+            "attempts": self.attempts,
+            "model": self.model_hash,
             "test_seed": self.test_seed,
         }
         if self.inputs is not None:

@@ -139,11 +139,14 @@ class Contribution:
         Reads the node's users; called once, when it is needed.
     chance
         Where randomness comes from.
+    overran
+        Told of a round that took longer than `hold`, and how many seconds. It stays on the node.
     """
 
     agreement: Agreement
     load: Loader
     chance: Chance
+    overran: Callable[[int, float], None] | None = None
 
     def vector(
         self,
@@ -181,6 +184,8 @@ class Contribution:
                 "server can see it: agree on more",
                 round, self.agreement.hold,
             )  # fmt: skip
+            if self.overran is not None:
+                self.overran(round, self.agreement.hold - left)
         return in_ring(total)
 
     def _data(self) -> FederatedDataset:

@@ -52,7 +52,7 @@ from fpfl.federation.secagg import (
 from fpfl.federation.secagg.server import Exchange, read_advert
 from fpfl.federation.secagg.session import MOST_SESSIONS
 from fpfl.privacy.conventions import BudgetExhaustedError
-from fpfl.runs.folder import RunFolder, is_begun
+from fpfl.runs.folder import EXCLUDED, RunFolder, is_begun, read_excluded
 from fpfl.runs.journal import Journal
 from fpfl.runs.ledger import LOST_SUM
 from fpfl.runs.resume import Kept
@@ -71,9 +71,6 @@ SOON = 5
 DEALT_BYTES = 2**20
 """About so long is the longest message of a dealing: it says for how many rounds is dealt."""
 _EACH = 160  # bytes of a session and a holder: two sealed shares, two commitments
-
-EXCLUDED = "excluded.json"
-"""The file of a run's folder with the names of those that are left out for good."""
 
 LISTED = 10
 """So many names are written into a line of the log."""
@@ -147,6 +144,8 @@ class Federated:
     excluded: set[str] = field(default_factory=set)
     opened: list[int] = field(default_factory=list)
     """The rounds of all sums that were opened, where no ledger counts them."""
+    suspects: set[str] = field(default_factory=set)
+    """Those that spoilt attempts at this round, or whom others made seem so."""
     doubted: set[int] = field(default_factory=set)
     """Those that were called and showed no keys that count."""
     dealt: Dealt | None = None
@@ -154,8 +153,8 @@ class Federated:
     """How nodes are to scale their inputs, once it is known."""
 
     def __post_init__(self) -> None:
-        if self.folder is not None and (path := self.folder / EXCLUDED).exists():
-            self.excluded |= _names(path)
+        if self.folder is not None:
+            self.excluded |= set(read_excluded(self.folder))
 
     def release(
         self, round: int, w: Tensor, weights: Weights | None = None, level: int | None = None
@@ -215,12 +214,17 @@ class Federated:
         """The sum of a round in the ring; what is tried again is dealt anew."""
         failures = []
         for attempt in range(1, self.agreement.attempts + 1):
+            self._check_room(round)
             try:
-                return self._attempt(round, said)
+                total = self._attempt(round, said)
+                self.suspects.clear()
+                return total
             except Abandoned as failure:
                 log.warning("round %d, attempt %d was abandoned: %s", round, attempt, failure)
                 failures.append(str(failure))
                 self.dealt = None  # whoever lost what it was dealt gets new keys
+                if failure.suspect is not None:
+                    self.suspects.add(failure.suspect)
                 if failure.culprit is not None:
                     # It broke the protocol for all to see, and would again.
                     self._exclude(failure.culprit)
@@ -308,7 +312,7 @@ class Federated:
         what = f"dealing for {dealing.sessions} rounds"
         answers, places = self._called(dealing, what)
         names = self._first(answers)
-        deal = Deal(dealing, self.authority, names)
+        deal = Deal(dealing, self.authority, names, self.agreement.asked)
         for name in names:
             self._take(deal, places[name], answers[name])
         deal.close_step()
@@ -324,7 +328,6 @@ class Federated:
     def _dealing(self, round: int) -> Dealing:
         agreement = self.agreement
         graph = agreement.graph  # whoever is there, or says so
-        picked = agreement.privacy is not None and agreement.privacy.convention == "picked"
         holders = agreement.asked if graph.degree is None else graph.degree + 1
         fitting = min(MOST_SESSIONS, max(1, DEALT_BYTES // (_EACH * holders)))
         return Dealing(
@@ -333,7 +336,7 @@ class Federated:
             number=secrets.randbelow(2**62),
             # Where the server picks, every round has other nodes; the measurement has its own size.
             sessions=1
-            if picked or not round
+            if self._picks or not round
             else max(1, min(agreement.rounds - round + 1, fitting)),
             size=self._size(round),
             threshold=graph.threshold,
@@ -350,6 +353,8 @@ class Federated:
         agreement, least = self.agreement, self.agreement.aggregation.least
         # In the beginning all are waited for, later no more than it takes.
         enough = least if self.names else agreement.asked
+        # Where the server picks, others take the places of those that show no keys.
+        wanted = agreement.asked if self._picks else enough
         answers: dict[str, Message] = {}
         places: dict[str, int] = {}
         asked: set[int] = set()
@@ -357,7 +362,7 @@ class Federated:
         end = time.monotonic() + agreement.timeout
         while True:
             strangers = len(asked) - len(places)
-            left = max(0.0, end - time.monotonic())
+            left = max(0.0, end - time.monotonic()) if len(answers) < enough else 0.0
             there = self.courier.nodes(enough + strangers, left)
             nodes = self._next(set(there) - asked, agreement.asked - len(places))
             if not nodes:
@@ -373,7 +378,7 @@ class Federated:
                 # Those that were strangers before are not waited for.
                 if len(answers) == agreement.asked or (len(answers) >= least and not waiting):
                     break
-            if len(answers) >= enough:
+            if len(answers) >= wanted:
                 break
         log.info("%s: roll call: %d of %d are enrolled", what, len(answers), len(asked))
         if len(answers) < least:
@@ -384,11 +389,16 @@ class Federated:
             )
         return answers, places
 
+    @property
+    def _picks(self) -> bool:
+        """Whether the server picks who takes part in a round."""
+        privacy = self.agreement.privacy
+        return privacy is not None and privacy.convention == "picked"
+
     def _next(self, nodes: set[int], wanted: int) -> list[int]:
         """Whom to call: everybody, or as many as are wanted where the server picks."""
         found = sorted(node for node in nodes if self.names.get(node) not in self.excluded)
-        privacy = self.agreement.privacy
-        if privacy is not None and privacy.convention == "picked":
+        if self._picks:
             # Nothing is claimed for how they are picked. Who is a stranger shows when it is called:
             # after that it takes nobody's place.
             secrets.SystemRandom().shuffle(found)
@@ -426,12 +436,21 @@ class Federated:
         answers.setdefault(name, answer)
 
     def _first(self, answers: Mapping[str, Message]) -> list[str]:
-        """Those that take part: of more than were agreed on all would refuse."""
+        """Those that take part: of more than were agreed on all would refuse.
+
+        A dealer whose shares too many could not read is left out of the next dealing. Where more
+        said so than may lie it is the culprit, and left out for good.
+        """
         index = {
             name: Credential.verified(_bytes(answer, "credential"), self.authority).index
             for name, answer in answers.items()
         }
         first = sorted(answers, key=index.__getitem__)
+        # Without proof for this dealing alone, and only where there are enough others.
+        others = [name for name in first if name not in self.suspects]
+        if self.agreement.aggregation.least <= len(others) < len(first):
+            log.warning("left out of this dealing: %s", _listed(self.suspects))
+            first = others
         for name in first[self.agreement.asked :]:
             log.warning("%s is left out: %d nodes were agreed on", name, self.agreement.asked)
         return first[: self.agreement.asked]
@@ -450,8 +469,7 @@ class Federated:
         the statement is of T sums.
         """
         if round == 0:
-            if 0 in self.opened:
-                raise BudgetExhaustedError(LOST_SUM)
+            self._check_room(0)
             self.opened.append(0)
             if self.journal is not None:
                 self.journal.ledger.charge_scaling(opened=True)
@@ -460,14 +478,25 @@ class Federated:
             self.journal.charge(round)
             self.journal.wait()
             return
+        self._check_room(round)
+        self.opened.append(round)
+
+    def _check_room(self, round: int) -> None:
+        """Raise where no further sum may be opened: nodes count, too, and would refuse to begin."""
         opened = sum(each > 0 for each in self.opened)
-        if self.agreement.plan is not None and opened >= self.agreement.rounds:
+        if round == 0:
+            if 0 in self.opened:
+                raise BudgetExhaustedError(LOST_SUM)
+            if self.journal is not None:
+                self.journal.ledger.check_opening()
+        elif self.journal is not None:
+            self.journal.ledger.check(round)
+        elif self.agreement.plan is not None and opened >= self.agreement.rounds:
             raise BudgetExhaustedError(
                 f"the budget is spent: all {self.agreement.rounds} planned sums have been opened, "
                 f"some of them in attempts that failed later, so round {round} is not released. "
                 "The model so far is kept"
             )
-        self.opened.append(round)
 
     def _noised(self, total: Tensor, round: int, level: int | None = None) -> Tensor:
         """With the server's noise, where it is the one that adds it."""
@@ -486,20 +515,6 @@ def _found(scaling: Scaling) -> dict[str, Any]:
     """What there is about a scaling that does not follow from the columns."""
     names = ("label", "centre", "width", "knots", "columns")
     return {name: getattr(scaling, name) for name in names}
-
-
-def _names(path: Path) -> set[str]:
-    """The names of a file that `Federated` wrote."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        found = None
-    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
-        raise FederationError(
-            f"{path} is damaged: expected a list of the names of nodes that are left out. Write it "
-            "anew, or remove it to let all of them take part"
-        )
-    return set(found)
 
 
 def _bytes(answer: Message, name: str) -> bytes:

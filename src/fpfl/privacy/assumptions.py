@@ -54,7 +54,7 @@ class Aggregation:
     injected
         Whether a test generator stands in for the operating system's randomness.
     held
-        Whether answers are held back, so that they take equally long.
+        Whether answers are held back for a time that was agreed on.
     attempts
         The most sessions of secure aggregation in a round.
     """
@@ -85,7 +85,11 @@ def against_the_curious(parts: Aggregation | None, neighbours: str) -> list[str]
         "how many were sampled (hold=... hides it)."
     )
     if parts.held:
-        times = "Answers are held back, so that they take equally long whoever was sampled."
+        times = (
+            "Answers were agreed to take at least a given number of seconds (hold=...), whoever "
+            "was sampled. A node that needs longer writes it down for itself, and its time can be "
+            "seen; whether one did is not known here."
+        )
     lines = [
         f"Against the server that follows the protocol, and up to {parts.colluders} of the "
         f"{parts.nodes} nodes that tell it all they know: the same ε. From what it is sent it does "

@@ -263,6 +263,12 @@ class RunLedger:
         self.chain.sync()
         self._take({"kind": "change", **record})
 
+    def check(self, round: int) -> None:
+        """Raise where the charge of a round would be refused; nothing is written."""
+        if self._mechanism is None or (self.simulation and round in self.charged):
+            return
+        self._check_room(round)
+
     def charge(self, round: int) -> None:
         """Write the charge of a round, or refuse it; not yet synced."""
         if self._mechanism is None:
@@ -343,6 +349,12 @@ class RunLedger:
         self._take({"kind": "measurement", **record})
         self.chain.sync()
 
+    def check_opening(self) -> None:
+        """Raise where the sum of the measurement counts as opened, and was not written down."""
+        # A simulation draws the same noise, and releases the same figures again.
+        if self._opening and self.scaling is None and not self.simulation:
+            raise BudgetExhaustedError(LOST_SUM)
+
     def charge_scaling(self, *, opened: bool = False) -> None:
         """Charge the population for the measurement before the first round; before it is made.
 
@@ -360,8 +372,7 @@ class RunLedger:
                 "this run has no measurement to charge: it was planned without one, or has made it"
             )
         assert self._mechanism is not None  # a run with terms is private
-        if self._opening and not self.simulation:
-            raise BudgetExhaustedError(LOST_SUM)
+        self.check_opening()
         charged = self.population is None or self._scaling_charges(mechanism) > 0
         # A simulation draws the same noise, and releases the same figures again.
         if self._torn and charged and not self.simulation:

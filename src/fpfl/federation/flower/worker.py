@@ -28,21 +28,17 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fpfl.federation.encoding import decode, encode
 from fpfl.federation.flower.logs import show
 from fpfl.federation.states import States, UnsafeFolderError, private_folder
-from fpfl.store.files import BusyError, flock
-
-if TYPE_CHECKING:
-    from fpfl.data.federated import FederatedDataset
-    from fpfl.federation.agreement import Agreement
-    from fpfl.federation.contribution import Contribution
+from fpfl.store.files import BusyError, flock, flock_within
 
 log = logging.getLogger("fpfl.federation")
 
@@ -50,6 +46,8 @@ IDLE = 1800.0
 """Seconds without a message after which a worker ends."""
 START = 120.0
 """Seconds until a worker that was started has to be there."""
+ENDING = 2.0
+"""Seconds that one which was killed may take to be gone."""
 WATCH = 1.0
 """Seconds between two looks at whether its SuperNode is there."""
 LONGEST = 2**32
@@ -84,22 +82,30 @@ class Node:
 
     def answer(self, run: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """One request's answer; the state that follows is on the disk."""
-        from fpfl.federation.enrolment import ending, load_identity
-        from fpfl.federation.node import answered
+        from fpfl.federation.enrolment import ending
         from fpfl.federation.secagg import Refused
+        from fpfl.federation.site import SiteNode
 
         try:
             path = Path(self.identity)
-            identity = load_identity(path)
-            if request.get("step") == "advertise":
-                for line in ending(identity.authority, identity.credential):
-                    log.warning("%s", line)
             states = States.beside(path)
-            with states.locked():
+            # Who was not told its identity here is one of Flower's simulation.
+            simulated = "identity" not in self.config
+            with states.locked(), closing(SiteNode.beside(path, simulated=simulated)) as node:
+                if request.get("step") == "advertise":
+                    for line in ending(node.identity.authority, node.identity.credential):
+                        log.warning("%s", line)
                 before = states.read(run)
-                kept, said = answered(request, before, identity, self._contribution)
-                if kept != before:
-                    states.write(run, kept)
+                kept, said = node.answered(
+                    request,
+                    before,
+                    lambda: node.contribution(
+                        self.config,
+                        lambda: (resolved(self.agreement), resolved(self.load)),
+                        self._kept,
+                    ),
+                )
+                states.write(run, kept)
             return said
         except Refused as error:
             log.warning("refused: %s", error)
@@ -108,35 +114,6 @@ class Node:
             # Flower would send the text of an exception to the server; it may be about data.
             log.exception("this node cannot answer")
             return {"refused": "it cannot answer; its own log says why"}
-
-    def _contribution(self) -> Contribution:
-        """What computes the node's vector; torch is imported here."""
-        from fpfl.federation.contribution import Contribution, SystemChance, TestChance
-
-        agreed = self._agreed()
-        chance: SystemChance | TestChance = SystemChance()
-        if agreed.test_seed is not None:
-            numbers = [self.config.get(name) for name in ("partition-id", "first-user")]
-            if not all(isinstance(number, int) for number in numbers):
-                raise ValueError(
-                    "with a test_seed a node must be told partition-id=... and first-user=..., "
-                    "whole numbers"
-                )
-            node, first = (int(number) for number in numbers if number is not None)
-            chance = TestChance(agreed.test_seed, node, first)
-        return Contribution(agreed, self._data, chance)
-
-    def _agreed(self) -> Agreement:
-        if "agreement" not in self._kept:
-            self._kept["agreement"] = resolved(self.agreement)()
-        found: Agreement = self._kept["agreement"]
-        return found
-
-    def _data(self) -> FederatedDataset:
-        if "data" not in self._kept:
-            self._kept["data"] = resolved(self.load)(dict(self.config))
-        found: FederatedDataset = self._kept["data"]
-        return found
 
 
 def resolved(name: str) -> Callable[..., Any]:
@@ -201,7 +178,25 @@ def handed_over(node: Node, run: str, request: Mapping[str, Any], watch: int) ->
                 log.warning(
                     "the worker of this node is gone, in the middle of a message: %s", error
                 )
+        _wait_for_end(place)
     raise WorkerError("a worker was lost twice over one message")
+
+
+def _wait_for_end(place: Place) -> None:
+    """Until one that is being killed has let go of what it held: its door still opens till then."""
+    end = time.monotonic() + ENDING
+    lock = os.open(place.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        with contextlib.suppress(BusyError):
+            flock_within(lock, place.lock, "LOCK_EX", ENDING)
+    finally:
+        os.close(lock)
+    while time.monotonic() < end:
+        with contextlib.suppress(ConnectionError):
+            if (connection := connected(place)) is None:
+                return
+            connection.close()
+        time.sleep(0.02)
 
 
 def connected(place: Place) -> socket.socket | None:
@@ -243,7 +238,7 @@ def _check_peer(connection: socket.socket) -> None:
 
 
 @contextlib.contextmanager
-def _short(path: Path) -> Any:
+def _short(path: Path) -> Iterator[str]:
     """A name of a socket that is short enough: systems take a hundred bytes or so."""
     if len(os.fsencode(path)) <= _SHORT or not Path("/proc/self/fd").is_dir():
         yield str(path)
@@ -323,21 +318,30 @@ def serve(node: Node, key: str, watch: int, idle: float = IDLE) -> None:
     lock = os.open(place.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         flock(lock, place.lock, "LOCK_EX", "LOCK_NB")
+        with _door(place) as door:
+            _answer_all(node, door, watch, idle)
     except BusyError:
         return  # there is one already
+    finally:
+        os.close(lock)
+
+
+@contextlib.contextmanager
+def _door(place: Place) -> Iterator[socket.socket]:
+    """The socket, as long as the block lasts; one that was left behind is removed."""
     place.socket.unlink(missing_ok=True)
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)
-    try:
-        with _short(place.socket) as path:
-            door.bind(path)
-    finally:
-        os.umask(before)
-    door.listen(8)
-    try:
-        _answer_all(node, door, watch, idle)
-    finally:
-        place.socket.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+        before = os.umask(0o177)
+        try:
+            with _short(place.socket) as path:
+                door.bind(path)
+        finally:
+            os.umask(before)
+        door.listen(8)
+        try:
+            yield door
+        finally:
+            place.socket.unlink(missing_ok=True)
 
 
 def _answer_all(node: Node, door: socket.socket, watch: int, idle: float) -> None:
