@@ -578,3 +578,42 @@ def test_the_terms_say_what_is_measured():
     trusted = agreement(privacy=fpfl.Privacy(epsilon=4.0, convention="poisson"), attempts=2)
     assert terms_of(trusted)["measurement"] is None
     assert [kind.sums for kind in kinds_of(terms_of(trusted))] == [6, 2]
+
+
+# --- through Flower -------------------------------------------------------------------------------
+
+CURRENT: list[Agreement] = []
+
+
+def current() -> Agreement:
+    return CURRENT[-1]
+
+
+def load(node) -> fpfl.FederatedDataset:
+    return people().subset(parts(current())[int(node["partition-id"])])
+
+
+def test_it_goes_through_flower(tmp_path, monkeypatch):
+    pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fpfl[flower]'")
+    from flower_grid import InProcessGrid
+
+    from fpfl.federation import client_app
+    from fpfl.federation.flower import server as courier
+    from fpfl.federation.secagg import Authority
+
+    agreed = with_seed(agreement(), 5)
+    CURRENT.append(agreed)
+    authority, configs = Authority.make(), []
+    for i, part in enumerate(parts(agreed)):
+        (tmp_path / f"{i}").mkdir()
+        path = tmp_path / f"{i}" / "identity"
+        path.write_bytes(authority.enrol(f"node-{i}", i + 1).to_bytes())
+        configs.append({"identity": str(path), "partition-id": i, "first-user": int(part[0])})
+    name = __name__
+    grid = InProcessGrid(client_app(f"{name}:current", f"{name}:load"), node_configs=configs)
+    monkeypatch.setattr(courier, "time", grid.clock)
+    run = federate(agreed, courier.FlowerCourier(grid), authority.trust)
+    want = federated(agreed)
+    assert run.stopped is None
+    assert numbers_of(run.scaling) == pytest.approx(numbers_of(want.scaling), abs=1e-6)
+    assert torch.allclose(parameters(run), parameters(want), atol=1e-3)
