@@ -326,6 +326,33 @@ def test_it_is_charged_before_it_is_opened_and_written_down_before_it_is_used(tm
     )
 
 
+@pytest.mark.parametrize(
+    ("first", "then", "why"),
+    [
+        ({}, {"privacy": replace(PRIVATE, measurement=0.6)}, "noise multiplier 0.5, and now"),
+        ({}, {"measure": False, "columns": None}, "0.5, and now it is None"),
+        ({"measure": False, "columns": None}, {}, "None, and now it is 0.5"),
+        ({}, {"columns": replace(SCHEMA, features=(replace(SCHEMA.features[0], tail="long"),
+                                                   *SCHEMA.features[1:]))}, "other columns"),
+        ({"columns": DECLARED}, {"measure": False, "columns": None}, "begun with scaled inputs"),
+        ({"measure": False, "columns": None}, {"columns": DECLARED}, "begun without scaled"),
+    ],
+)  # fmt: skip
+def test_a_run_goes_on_with_the_inputs_that_it_was_begun_with(first, then, why, tmp_path):
+    """What was charged is what the statement speaks of, and all rounds are of one scaling."""
+    agreed = agreement(**first)
+
+    def stop(event):
+        raise Killed
+
+    with pytest.raises(Killed):
+        federated(agreed, folder=tmp_path / "run", callbacks=[stop])
+    courier = asked(agreement(**then))
+    with pytest.raises(FederationError, match=why):
+        federated(courier.agreed, courier, folder=tmp_path / "run")
+    assert not courier.rounds
+
+
 class Killed(BaseException):
     pass
 

@@ -52,9 +52,10 @@ from fpfl.federation.secagg import (
 from fpfl.federation.secagg.server import Exchange, read_advert
 from fpfl.federation.secagg.session import MOST_SESSIONS
 from fpfl.privacy.conventions import BudgetExhaustedError
+from fpfl.privacy.filter import Mechanism
 from fpfl.runs.folder import EXCLUDED, RunFolder, is_begun, read_excluded
 from fpfl.runs.journal import Journal
-from fpfl.runs.ledger import LOST_SUM
+from fpfl.runs.ledger import LOST_SUM, RunLedger
 from fpfl.runs.resume import Kept
 from fpfl.server.loop import Callback
 from fpfl.server.ranks import Ranks
@@ -179,9 +180,11 @@ class Federated:
         on reads it there.
         """
         inputs = self.agreement.inputs
+        ledger = None if self.journal is None else self.journal.ledger
+        if ledger is not None:
+            self._check_begun(ledger)
         if inputs is None:
             return None
-        ledger = None if self.journal is None else self.journal.ledger
         plain = scaling_of(inputs.columns, inputs.size)
         if ledger is not None and ledger.scaling is not None:
             self.scaling = Scaling.from_dict(ledger.scaling["scaling"])
@@ -196,6 +199,27 @@ class Federated:
         if ledger is not None:
             ledger.record_scaling(self.scaling.as_dict(), measured=inputs.measured)
         return self.scaling
+
+    def _check_begun(self, ledger: RunLedger) -> None:
+        """Refuse a run that was begun with another measurement, or with other inputs."""
+        plan, inputs = self.agreement.plan, self.agreement.inputs
+        before = ledger.terms.measurement if ledger.terms else None
+        mine = None if plan is None else Mechanism.measurement_of(plan)
+        if before != mine:
+            noise = [None if each is None else each.noise_multiplier for each in (before, mine)]
+            raise FederationError(
+                f"the run in {self.folder} was begun with a measurement of the noise multiplier "
+                f"{noise[0]}, and now it is {noise[1]}; what it costs is fixed. Go on with "
+                f"Privacy(measurement={noise[0]}), or start a new run"
+            )
+        going = self.past is not None and self.past.next_round > 1
+        if (inputs is None and ledger.scaling is not None) or (
+            inputs is not None and ledger.scaling is None and going
+        ):
+            raise FederationError(
+                f"the run in {self.folder} was begun {'with' if inputs is None else 'without'} "
+                "scaled inputs: go on with the measure and columns that it was begun with"
+            )
 
     def _measured(self) -> dict[str, Found]:
         """Round 0, and what it says of the columns."""
