@@ -9,10 +9,11 @@ BIN := $(VENV)/bin
 EXTRAS_base := [report]
 EXTRAS_dev := [all]
 EXTRAS_docs := [docs]
+EXTRAS_nvflare := [all,nvflare]
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint install-test newest dist release-check fuzz kill federation-test bench \
-	gallery docs clean venv
+.PHONY: help demo test lint install-test newest dist release-check fuzz kill federation-test \
+	nvflare-test bench gallery docs clean venv
 # Two pips at work in one environment get in each other's way.
 .NOTPARALLEL:
 
@@ -56,6 +57,9 @@ federation-test: $(VENV)/.stamp-dev ## twenty rounds of a real federation on thi
 	OMP_NUM_THREADS=1 FPFL_FEDERATION_ROUNDS=20 \
 	FPFL_FEDERATION_RESULTS=docs/results/federation/results.json \
 	$(BIN)/python -m pytest tests/federation/test_flower.py
+
+nvflare-test: $(VENV)/.stamp-nvflare ## the same under NVFlare, in its simulator; installs it
+	OMP_NUM_THREADS=1 FPFL_RELEASE=1 $(BIN)/python -m pytest -n0 tests/federation/test_nvflare.py
 
 # The first word is a target of fuzz/targets.py or all, the rest are libFuzzer's options.
 fuzz: ARGS ?= all -max_total_time=6

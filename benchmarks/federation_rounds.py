@@ -143,11 +143,11 @@ def cpu_of(mark: str) -> float:
 
 def in_checkout(checkout: Path, arguments: list[str]) -> dict[str, Any]:
     """The same by the code of a checkout, in a process of its own."""
-    path = [checkout / "src", checkout / "tests", checkout / "tests" / "federation", ROOT]
+    path = [checkout / "src", checkout / "tests", checkout / "tests" / "federation"]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.federation_rounds", "--here", *arguments],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))},
-        cwd=checkout,
+        cwd=ROOT,  # whose benchmark it is
         stdout=subprocess.PIPE,
         text=True,
         check=False,

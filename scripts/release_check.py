@@ -28,8 +28,9 @@ LOGS = ROOT / "out" / "release-check"
 STEPS = {
     "lint": "make lint",
     "dist": "make dist",
-    "tests": "FPFL_RELEASE=1 OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n auto --dist loadfile "
-    "--no-loadscope-reorder -m release",
+    "tests": "make nvflare-test && FPFL_RELEASE=1 OMP_NUM_THREADS=1 .venv/bin/python -m pytest "
+    "-n auto --dist loadfile --no-loadscope-reorder -m release "
+    "--ignore tests/federation/test_nvflare.py",
     "kills": "make kill",
     "audit": ".venv/bin/fpfl audit --out $LOGS/audit.json",
     "fuzz": ".venv/bin/python -m fuzz all -max_total_time=30",
@@ -37,8 +38,8 @@ STEPS = {
     "--python 3.11 --python 3.12 --python 3.13 --json $LOGS/installs.json",
 }
 """In this order. The tests are those that ``make test`` leaves out: every twin, every fault of a
-node, real processes that are killed. The audit ends with an error where a claim is refuted, and
-installs where one set does not work."""
+node, real processes that are killed, NVFlare's simulator. The audit ends with an error where a
+claim is refuted, and installs where one set does not work."""
 
 
 def main() -> int:

@@ -225,7 +225,7 @@ def test_import_fpfl_imports_torch_and_numpy_alone() -> None:
 
 
 def test_a_node_without_work_needs_no_torch() -> None:
-    """Four of a federation's five steps; and names stay what they are, whatever came first."""
+    """Three of a federation's four steps; and names stay what they are, whatever came first."""
     code = (
         "import sys, fpfl, fpfl.federation.node, fpfl.federation.flower.client\n"
         "assert 'torch' not in sys.modules\n"

@@ -91,11 +91,11 @@ def test_keys_are_whole_private_and_each_node_s_own(tmp_path):
     root = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
     server.verify_directly_issued_by(root)
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert names.get_values_for_type(x509.DNSName) == ["fl.example"]
+    assert names.get_values_for_type(x509.DNSName) == ["fl.example", "localhost"]
     make_keys(tmp_path / "others", 3, ("10.0.0.1",))
     other = x509.load_pem_x509_certificate((tmp_path / "others" / "server.pem").read_bytes())
     names = other.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert names.get_values_for_type(x509.IPAddress) == [ipaddress.ip_address("10.0.0.1")]
+    assert ipaddress.ip_address("10.0.0.1") in names.get_values_for_type(x509.IPAddress)
 
 
 def test_a_node_can_make_its_own_keys(tmp_path, monkeypatch):

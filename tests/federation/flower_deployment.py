@@ -28,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,6 +37,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from fpfl.federation.proxy import nginx
 from fpfl.federation.transport import make_certificates, make_supernode_key
 
 T = TypeVar("T")
@@ -227,6 +229,7 @@ class Deployment:
     ``node_configs`` has one mapping per node for ``--node-config`` (by default ``partition-id`` and
     ``num-partitions``). ``environment`` is added to every process's. ``python_path`` goes to the
     front of PYTHONPATH. ``preload`` names the modules the warm process imports besides Flower's.
+    With ``proxy`` nodes reach the SuperLink through nginx, and know no other way.
     """
 
     def __init__(
@@ -241,6 +244,7 @@ class Deployment:
         idle_poll: float | None = 0.2,
         task_poll: float | None = 0.05,
         database: bool = False,
+        proxy: bool = False,
     ) -> None:
         self.nodes = nodes
         self.node_configs = list(
@@ -265,7 +269,10 @@ class Deployment:
         self._logs: list[Path] = []
         self._count = 0
         self._stopped = False
-        self.port = free_port()
+        self.port = self.door = free_port()
+        self.proxy: Process | None = None
+        if proxy:
+            self.door = free_port()
         self._keeper = subprocess.Popen(
             [sys.executable, "-IS", "-c", KEEPER, f"{MARK}={self.id}", str(self.folder)],
             stdin=subprocess.PIPE,
@@ -308,6 +315,8 @@ class Deployment:
         if self.warm:
             self._start_warm()
         self.start_superlink()
+        if self.door != self.port:
+            self.start_proxy()
         self.node_ids = self.register([self.key(i) for i in range(self.nodes)])
         for i in range(self.nodes):
             self.start_node(i, wait=False)
@@ -320,7 +329,8 @@ class Deployment:
             return
         self._stopped = True
         atexit.unregister(self.stop)
-        processes = [*self._others, *self.supernodes.values(), self.superlink, self._warm]
+        processes = [*self._others, *self.supernodes.values(), self.proxy, self.superlink]
+        processes.append(self._warm)
         for process in processes:
             if process is not None:
                 kill_group(process)
@@ -344,20 +354,43 @@ class Deployment:
         if self.database:
             command += ["--database", str(self.folder / "superlink.db")]
         self.superlink = self._start("superlink", command)
+        self._wait_for_answer(self.superlink, self.port)
+
+    def start_proxy(self) -> None:
+        """Start nginx as ``fpfl federation proxy`` writes it, and wait until it answers."""
+        names = ("ca.pem", "server.pem", "server.key")
+        text = nginx(
+            *(Path(self.certificate(name)) for name in names),
+            name="localhost",
+            listen=f"127.0.0.1:{self.door}",
+            superlink=f"127.0.0.1:{self.port}",
+        )
+        # As root its processes would be somebody else's, who may not enter the test's folder.
+        if os.geteuid() == 0:
+            text = f"user root;\n{text}"
+        place = self.folder / "nginx"
+        place.mkdir(exist_ok=True)
+        (place / "nginx.conf").write_text(text)
+        command = ["nginx", "-p", str(place), "-c", "nginx.conf", "-g", "daemon off;"]
+        self.proxy = self._start("proxy", command)
+        self._wait_for_answer(self.proxy, self.door)
+
+    def _wait_for_answer(self, process: Process, port: int) -> None:
         trust = ssl.create_default_context(cafile=self.certificate("ca.pem"))
-        url = f"https://127.0.0.1:{self.port}/health"
+        url = f"https://127.0.0.1:{port}/health"
 
         def answers() -> bool:
-            assert self.superlink is not None
-            if not self.superlink.alive():
-                raise self.error("the SuperLink ended while it started")
+            if not process.alive():
+                raise self.error(f"{process.name} ended while it started")
             try:
-                with urllib.request.urlopen(url, timeout=2, context=trust) as answer:
-                    return answer.status == 200
+                with urllib.request.urlopen(url, timeout=2, context=trust):
+                    return True
+            except urllib.error.HTTPError:  # the proxy's refusal
+                return True
             except OSError:
                 return False
 
-        self.wait_for(answers, PATIENCE, "the SuperLink to answer")
+        self.wait_for(answers, PATIENCE, f"{process.name} to answer")
 
     def kill_superlink(self) -> None:
         """SIGKILL for the SuperLink and all that it started, the running ServerApp too."""
@@ -399,7 +432,7 @@ class Deployment:
             if self.idle_poll is None
             else [sys.executable, "-c", SUPERNODE, str(self.idle_poll)]
         )
-        command += ["--superlink", f"127.0.0.1:{self.port}", "--port", str(free_port())]
+        command += ["--superlink", f"127.0.0.1:{self.door}", "--port", str(free_port())]
         command += ["--root-certificates", root or self.certificate("ca.pem")]
         if authenticate:
             command += ["--auth-supernode-private-key", str(key or self.key(i))]

@@ -990,8 +990,8 @@ def test_a_node_refuses_weights_beyond_the_agreed_range(ends, monkeypatch):
     courier = Memory(agreed)
     plain = broadcast
 
-    def lying(w, weights, level):
-        return plain(w, weights, level) | dict(zip(("low", "high"), ends, strict=True))
+    def lying(round, w, weights, level):
+        return plain(round, w, weights, level) | dict(zip(("low", "high"), ends, strict=True))
 
     monkeypatch.setattr("fpfl.federation.rounds.broadcast", lying)
     with pytest.raises(FederationError, match="round 1 was abandoned"):
@@ -1008,7 +1008,7 @@ def test_weights_on_their_way_down_are_within_the_agreed_range(low):
     for released in (0.0, 0.02, 0.5, 0.98, 1.0):
         state = replace(begun, released=torch.tensor(released))
         weights = method.weights(state, 1.0, 0.1)
-        _, beside = received(dict(broadcast(w, weights)), agreed)
+        _, beside = received(dict(broadcast(1, w, weights)), agreed)
         assert beside is not None
         assert beside.low == pytest.approx(1.0 - (1.0 - low) * released, abs=1e-6)
 

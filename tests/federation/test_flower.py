@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -61,6 +62,8 @@ class Federation:
                 }
                 for i in range(5)
             ],
+            # With several rounds they are a deployment's: through its proxy.
+            proxy=ROUNDS > 1 and shutil.which("nginx") is not None,
             # torch's compiler is not used, but imported by the way; it takes seconds.
             preload=[
                 "torch._dynamo",

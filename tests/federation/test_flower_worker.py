@@ -49,6 +49,7 @@ def serving(node: Node, idle: float = 60.0) -> Iterator[threading.Thread]:
     thread.start()
     while not Place.of(node).socket.exists():
         thread.join(0.01)
+        assert thread.is_alive()
     try:
         yield thread
     finally:
@@ -214,7 +215,7 @@ def in_threads(monkeypatch) -> list[Any]:
 @pytest.mark.parametrize("point", ["asked", "before", "after"])
 def test_a_worker_that_is_killed_is_started_again_and_masks_once(point, node, monkeypatch, caplog):
     """At each point of a message to mask: either one vector leaves, or none."""
-    agreed = agreement(rounds=1)
+    agreed = agreement()
     memory = Memory(agreed, authority=AUTHORITY)
     memory.identities = [AUTHORITY.enrol(f"node-{i}", i + 1) for i in range(5)]
     Path(node.identity).write_bytes(memory.identities[0].to_bytes())

@@ -274,7 +274,6 @@ class Federated:
     def _dealing(self, round: int) -> Dealing:
         agreement = self.agreement
         graph = agreement.graph  # whoever is there, or says so
-        picked = agreement.privacy is not None and agreement.privacy.convention == "picked"
         holders = agreement.asked if graph.degree is None else graph.degree + 1
         fitting = min(MOST_SESSIONS, max(1, DEALT_BYTES // (_EACH * holders)))
         return Dealing(
@@ -282,7 +281,7 @@ class Federated:
             # Never the same again, not even by a server that was started anew.
             number=secrets.randbelow(2**62),
             # Where the server picks, every round has other nodes.
-            sessions=1 if picked else max(1, min(agreement.rounds - round + 1, fitting)),
+            sessions=1 if self._picks else max(1, min(agreement.rounds - round + 1, fitting)),
             size=agreement.encoding.size,
             threshold=graph.threshold,
             least=agreement.aggregation.least,
@@ -298,6 +297,8 @@ class Federated:
         agreement, least = self.agreement, self.agreement.aggregation.least
         # In the beginning all are waited for, later no more than it takes.
         enough = least if self.names else agreement.asked
+        # Where the server picks, others take the places of those that show no keys.
+        wanted = agreement.asked if self._picks else enough
         answers: dict[str, Message] = {}
         places: dict[str, int] = {}
         asked: set[int] = set()
@@ -305,7 +306,7 @@ class Federated:
         end = time.monotonic() + agreement.timeout
         while True:
             strangers = len(asked) - len(places)
-            left = max(0.0, end - time.monotonic())
+            left = max(0.0, end - time.monotonic()) if len(answers) < enough else 0.0
             there = self.courier.nodes(enough + strangers, left)
             nodes = self._next(set(there) - asked, agreement.asked - len(places))
             if not nodes:
@@ -321,7 +322,7 @@ class Federated:
                 # Those that were strangers before are not waited for.
                 if len(answers) == agreement.asked or (len(answers) >= least and not waiting):
                     break
-            if len(answers) >= enough:
+            if len(answers) >= wanted:
                 break
         log.info("%s: roll call: %d of %d are enrolled", what, len(answers), len(asked))
         if len(answers) < least:
@@ -332,11 +333,16 @@ class Federated:
             )
         return answers, places
 
+    @property
+    def _picks(self) -> bool:
+        """Whether the server picks who takes part in a round."""
+        privacy = self.agreement.privacy
+        return privacy is not None and privacy.convention == "picked"
+
     def _next(self, nodes: set[int], wanted: int) -> list[int]:
         """Whom to call: everybody, or as many as are wanted where the server picks."""
         found = sorted(node for node in nodes if self.names.get(node) not in self.excluded)
-        privacy = self.agreement.privacy
-        if privacy is not None and privacy.convention == "picked":
+        if self._picks:
             # Nothing is claimed for how they are picked. Who is a stranger shows when it is called:
             # after that it takes nobody's place.
             secrets.SystemRandom().shuffle(found)

@@ -27,6 +27,8 @@ ROOT, ROOT_KEY = "ca.pem", "ca.secret"
 SERVER, SERVER_KEY = "server.pem", "server.key"
 SUPERNODE = "supernode"
 
+HERE = ("localhost", "127.0.0.1")
+
 _PEM, _NOBODY = serialization.Encoding.PEM, serialization.NoEncryption()
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
 
@@ -113,7 +115,8 @@ def host_names(hosts: Sequence[str]) -> list[x509.GeneralName]:
     """Names and addresses as a certificate has them; an error where one cannot be."""
     if not hosts:
         raise ValueError("no host is given: name at least one that the server is reached by")
-    return [_host(host) for host in hosts]
+    # This machine's own, too: the proxy, its operator and Flower's processes come by those.
+    return [_host(host) for host in dict.fromkeys((*hosts, *HERE))]
 
 
 def _host(text: str) -> x509.GeneralName:

@@ -23,18 +23,14 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
-from fpfl.federation.enrolment import ending, load_trust
 from fpfl.federation.flower import COMMON, RECORD, TOKEN
-from fpfl.federation.flower.client import resolved
 from fpfl.federation.flower.logs import show
-from fpfl.federation.rounds import federate
-from fpfl.server.loop import RoundEvent
+from fpfl.federation.serving import serve
 
 log = logging.getLogger("fpfl.federation")
 
@@ -170,27 +166,12 @@ def server_app(agreement: str) -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         show()
         config = context.run_config
-        ledger = str(config.get("ledger", ""))
-        trust = load_trust(Path(str(config["authority"])))
-        for line in ending(trust):
-            log.warning("%s", line)
-        run = federate(
-            resolved(agreement)(),
+        serve(
+            agreement,
             FlowerCourier(grid),
-            trust,
+            authority=str(config["authority"]),
             folder=str(config["folder"]),
-            ledger=ledger or None,
-            callbacks=[_said],
+            ledger=str(config.get("ledger", "")),
         )
-        for line in str(run).splitlines():
-            log.info("%s", line)
 
     return app
-
-
-def _said(event: RoundEvent) -> None:
-    """A line for every round: of what was released, nothing else."""
-    row = event.row
-    figures = {"accuracy": row["accuracy"], "gap": row["gap"]}
-    said = ", ".join(f"{name} {value:.3f}" for name, value in figures.items() if value is not None)
-    log.info("round %d of %d: %s (released, with noise)", row["round"], event.rounds, said)

@@ -28,7 +28,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -38,7 +38,7 @@ from typing import Any
 from fpfl.federation.encoding import decode, encode
 from fpfl.federation.flower.logs import show
 from fpfl.federation.states import States, UnsafeFolderError, private_folder
-from fpfl.store.files import BusyError, flock
+from fpfl.store.files import BusyError, flock, flock_within
 
 log = logging.getLogger("fpfl.federation")
 
@@ -46,6 +46,8 @@ IDLE = 1800.0
 """Seconds without a message after which a worker ends."""
 START = 120.0
 """Seconds until a worker that was started has to be there."""
+ENDING = 2.0
+"""Seconds that one which was killed may take to be gone."""
 WATCH = 1.0
 """Seconds between two looks at whether its SuperNode is there."""
 LONGEST = 2**32
@@ -176,7 +178,25 @@ def handed_over(node: Node, run: str, request: Mapping[str, Any], watch: int) ->
                 log.warning(
                     "the worker of this node is gone, in the middle of a message: %s", error
                 )
+        _wait_for_end(place)
     raise WorkerError("a worker was lost twice over one message")
+
+
+def _wait_for_end(place: Place) -> None:
+    """Until one that is being killed has let go of what it held: its door still opens till then."""
+    end = time.monotonic() + ENDING
+    lock = os.open(place.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        with contextlib.suppress(BusyError):
+            flock_within(lock, place.lock, "LOCK_EX", ENDING)
+    finally:
+        os.close(lock)
+    while time.monotonic() < end:
+        with contextlib.suppress(ConnectionError):
+            if (connection := connected(place)) is None:
+                return
+            connection.close()
+        time.sleep(0.02)
 
 
 def connected(place: Place) -> socket.socket | None:
@@ -218,7 +238,7 @@ def _check_peer(connection: socket.socket) -> None:
 
 
 @contextlib.contextmanager
-def _short(path: Path) -> Any:
+def _short(path: Path) -> Iterator[str]:
     """A name of a socket that is short enough: systems take a hundred bytes or so."""
     if len(os.fsencode(path)) <= _SHORT or not Path("/proc/self/fd").is_dir():
         yield str(path)
@@ -298,21 +318,30 @@ def serve(node: Node, key: str, watch: int, idle: float = IDLE) -> None:
     lock = os.open(place.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         flock(lock, place.lock, "LOCK_EX", "LOCK_NB")
+        with _door(place) as door:
+            _answer_all(node, door, watch, idle)
     except BusyError:
         return  # there is one already
+    finally:
+        os.close(lock)
+
+
+@contextlib.contextmanager
+def _door(place: Place) -> Iterator[socket.socket]:
+    """The socket, as long as the block lasts; one that was left behind is removed."""
     place.socket.unlink(missing_ok=True)
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)
-    try:
-        with _short(place.socket) as path:
-            door.bind(path)
-    finally:
-        os.umask(before)
-    door.listen(8)
-    try:
-        _answer_all(node, door, watch, idle)
-    finally:
-        place.socket.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+        before = os.umask(0o177)
+        try:
+            with _short(place.socket) as path:
+                door.bind(path)
+        finally:
+            os.umask(before)
+        door.listen(8)
+        try:
+            yield door
+        finally:
+            place.socket.unlink(missing_ok=True)
 
 
 def _answer_all(node: Node, door: socket.socket, watch: int, idle: float) -> None:
