@@ -250,7 +250,7 @@ def test_a_worker_that_is_killed_is_started_again_and_masks_once(point, node, mo
 
 def test_two_processes_at_once_mask_one_vector(node, monkeypatch):
     """Without a lock both read the state before either has written it."""
-    from fpfl.federation import node as answering
+    from fpfl.federation import site as answering
 
     waiting = threading.Barrier(2, timeout=2.0)
     seen = []
