@@ -88,6 +88,8 @@ class Stubs:
             cwd=self.folder,
             env={**os.environ, "PATH": f"{self.folder}{os.pathsep}{os.environ['PATH']}"},
             start_new_session=True,
+            # A shell in the background has Ctrl-C ignored in all that it starts.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def run(self, script: str) -> tuple[int, str]:
@@ -130,6 +132,9 @@ def test_no_path_is_taken_for_a_command(stubs, tmp_path, name):
     """In the script, in Flower's configuration, and in the project's own file."""
     folder = tmp_path / name
     folder.mkdir()
+    calls = str(stubs.folder / "fpfl-supernode.calls")  # else the run may end before they begin
+    stubs.does("fpfl", f"while not os.path.exists({calls!r}) or "
+               f"len(open({calls!r}).readlines()) < 3: time.sleep(0.05)")  # fmt: skip
     code, said = stubs.run(made(folder))
     assert code == 0, said
     assert not list(tmp_path.rglob("hit"))
