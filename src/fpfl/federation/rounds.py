@@ -24,7 +24,7 @@ import logging
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -188,7 +188,7 @@ class Federated:
         plain = scaling_of(inputs.columns, inputs.size)
         if ledger is not None and ledger.scaling is not None:
             self.scaling = Scaling.from_dict(ledger.scaling["scaling"])
-            if replace(plain, **_found(self.scaling)) != self.scaling:
+            if _by_columns(plain) != _by_columns(self.scaling):
                 raise FederationError(
                     f"the run in {self.folder} has scaled other columns than these: start it again "
                     "with the schema that it was begun with"
@@ -535,10 +535,11 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(found[:LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _found(scaling: Scaling) -> dict[str, Any]:
-    """What there is about a scaling that does not follow from the columns."""
-    names = ("label", "centre", "width", "knots", "columns")
-    return {name: getattr(scaling, name) for name in names}
+def _by_columns(scaling: Scaling) -> tuple[Any, ...]:
+    """What there is about a scaling that follows from the columns."""
+    names = ("origin", "threshold", "indicator", "limit", "ranked")
+    columns = tuple(name for name, _ in scaling.columns)
+    return columns, *(getattr(scaling, name) for name in names)
 
 
 def _bytes(answer: Message, name: str) -> bytes:
