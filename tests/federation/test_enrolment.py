@@ -51,13 +51,13 @@ from fpfl.federation.inspection import described
 from fpfl.federation.register import Register
 from fpfl.federation.revocation import RevocationFile, Revocations
 from fpfl.federation.secagg import (
-    Aggregation,
     Authority,
     Credential,
+    Deal,
+    Dealing,
     Identity,
     Invalid,
     Refused,
-    Session,
     Trust,
     advertise,
     share,
@@ -131,19 +131,19 @@ def test_no_certificate_outlives_its_authority():
 def test_every_door_asks_for_dates_and_revocation():
     """Nodes of their neighbours, and the server of nodes."""
     nodes = {f"n{i}": MADE.enrol(f"n{i}", i + 1, at=NOW, days=10) for i in range(4)}
-    session = Session(b"r" * 16, 1, 1, size=3, threshold=3, least=3)
+    dealing = Dealing(b"r" * 16, 1, 1, size=3, threshold=3, least=3)
     gone = nodes["n3"].credential.serial
     for trust, why in (
         (at(NOW + 11 * DAY), "ended"),
         (at(NOW, revoked=lambda: {gone}), "revoked"),
     ):
-        server = Aggregation(session, trust, nodes)
+        server = Deal(dealing, trust, nodes)
         with pytest.raises(Refused, match=why):
-            server.take("n3", advertise(nodes["n3"], session)[1])
-        careless = Aggregation(session, at(NOW), nodes)
+            server.take("n3", advertise(nodes["n3"], dealing)[1])
+        careless = Deal(dealing, at(NOW), nodes)
         states = {}
         for name, one in nodes.items():
-            states[name], answer = advertise(one, session)
+            states[name], answer = advertise(one, dealing)
             careless.take(name, answer)
         careless.close_step()
         careful = replace(nodes["n0"], authority=trust)
@@ -450,6 +450,18 @@ def test_a_list_only_becomes_newer(keys, tmp_path):
     (tmp_path / "new").write_bytes(second)
     assert accept_list(node, tmp_path / "new", at=NOW).number == 2
     assert len(revoked.read().serials) == 2
+
+
+def test_an_older_list_that_was_read_before_is_not_taken_again(keys):
+    """Moved away and back it has the same name, size, time and number in the file system."""
+    revoke(keys, ["node-2"], at=NOW)
+    assert list_of(keys)()
+    (keys / REVOKED).rename(keys / "older")
+    revoke(keys, ["node-3"], at=NOW)
+    assert len(list_of(keys)()) == 2
+    (keys / "older").rename(keys / REVOKED)
+    with pytest.raises(Invalid, match="number 1, and number 2 was read before"):
+        list_of(keys)()
 
 
 def test_a_list_that_is_over_not_the_authority_s_or_none_at_all(keys, tmp_path):

@@ -664,6 +664,47 @@ def test_a_node_that_deals_useless_shares_spoils_one_attempt(caplog, tmp_path):
     assert len(run.history) == 2
 
 
+def deals_rubbish_to(courier: Memory, liar: int, places: slice):
+    """A node whose sealed shares some of the others cannot open."""
+
+    def fault(step, node, answer):
+        if step == "share" and node == liar:
+            sealed = list(answer["sealed"])
+            sealed[places] = [bytes(len(each)) for each in sealed[places]]
+            bad = answer | {"sealed": sealed}
+            bad.pop("signature")
+            return [_signed(bad, courier.identities[liar])]
+        return [answer]
+
+    courier.fault = fault
+
+
+def test_a_node_whose_shares_nobody_can_read_spoils_one_attempt_that_costs_nothing(
+    caplog, tmp_path
+):
+    agreed = agreement(60, 10, rounds=2, colluders=1)
+    courier = Memory(agreed)
+    deals_rubbish_to(courier, 6, slice(None))
+    with caplog.at_level(logging.WARNING):
+        run = federated(agreed, courier, folder=tmp_path / "run")
+    assert len(run.history) == 2
+    assert charges(tmp_path / "run") == [1, 2]
+    assert json.loads((tmp_path / "run" / "excluded.json").read_text()) == ["node-6"]
+
+
+def test_a_node_whose_shares_some_cannot_read_is_left_out_of_the_next_dealing(caplog, tmp_path):
+    """With nine of ten there, three that complain stop a sum, but as many may lie."""
+    agreed = agreement(60, 10, rounds=2, colluders=1)
+    courier = Memory(agreed, gone={9})
+    deals_rubbish_to(courier, 6, slice(0, 3))
+    with caplog.at_level(logging.WARNING):
+        run = federated(agreed, courier, folder=tmp_path / "run")
+    assert len(run.history) == 2
+    assert charges(tmp_path / "run") == [1, 2]
+    assert "left out of this dealing: node-6" in caplog.text
+    assert not (tmp_path / "run" / "excluded.json").exists()
+
+
 def test_who_is_left_out_stays_out_when_the_run_is_started_again(tmp_path):
     agreed = agreement(60, 10, rounds=4, colluders=1)
 
@@ -687,7 +728,7 @@ def test_who_is_left_out_stays_out_when_the_run_is_started_again(tmp_path):
     assert len(run.history) == 3  # one of four was spoilt, and no second one
     assert not [1 for step, node, _ in courier.seen if node == 6 and step != "advertise"]
     (tmp_path / "run" / "excluded.json").write_text("{")
-    with pytest.raises(FederationError, match="damaged"):
+    with pytest.raises(ValueError, match="damaged"):
         Federated(agreed, courier, courier.key, b"r" * 16, folder=tmp_path / "run")
 
 

@@ -466,6 +466,27 @@ def test_a_dealer_whose_shares_nobody_can_read_is_found_before_anything_is_revea
     with pytest.raises(Abandoned, match="'n00'") as caught:
         play.step(ask=ask)
     assert not caught.value.unmask_sent
+    assert caught.value.culprit == "n00"
+
+
+@pytest.mark.parametrize("liars", [1, 2, 3])
+def test_nodes_that_say_they_cannot_read_bring_nobody_down(liars) -> None:
+    """Fewer than a third lie of one node's shares: it is suspected at most, and never named."""
+    nodes = some(10)
+    play = Play(a_dealing(10, least=7), nodes).until("mask")
+    bad = [f"n0{i}" for i in range(1, 1 + liars)]
+
+    def change(name: str, answer: Any) -> Any:
+        if name not in bad:
+            return answer
+        answer = {**answer, "unreadable": ["n00"]}
+        answer.pop("signature")
+        return client._signed(answer, nodes[name])
+
+    with pytest.raises(Abandoned) as caught:
+        play.step(change=change, gone=["n07", "n08", "n09"])
+    assert caught.value.suspect == "n00"
+    assert caught.value.culprit is None
 
 
 @pytest.mark.parametrize("gone", [(), ("n00",)], ids=["its seed", "its key"])
@@ -746,6 +767,76 @@ def test_what_a_node_was_not_dealt_it_cannot_reveal(monkeypatch) -> None:
     with pytest.raises(Abandoned) as caught:
         play.close()
     assert caught.value.culprit == "n02"
+
+
+# Nodes that are told of different nodes
+
+
+def a_ghost(dealing: Dealing, nodes: dict[str, Identity], ghost: str) -> dict[str, Any]:
+    """What a node advertised where it dropped out: the server has the key to it since."""
+    play = Play(dealing, nodes).until("mask")
+    play.step(gone=[ghost])
+    play.step()
+    assert play.is_right(set(nodes) - {ghost})
+    assert isinstance(play.server, Aggregation)
+    assert shamir.recovered(play.server._shares[ghost], dealing.threshold)
+    return play.answers["advertise"][ghost]
+
+
+def test_a_node_that_dropped_out_elsewhere_does_not_make_up_the_numbers() -> None:
+    """A server deals the same dealing twice, opens the key of a node in one, and counts it in both.
+
+    Nodes of the other one mask with that key, which the server can take off again: in the sum are
+    fewer than `least`, though the names that survive are as many.
+    """
+    nodes, ghost, away = some(9), "n08", "n07"
+    dealing = a_dealing(9, least=8)
+    advert = a_ghost(dealing, nodes, ghost)
+    play = Play(dealing, nodes)
+    for name, request in play.server.requests().items():
+        play.server.take(name, advert if name == ghost else play.answer(name, request))
+    play.server.close_step()
+    for name, request in play.server.requests().items():
+        if name not in (ghost, away):
+            play.server.take(name, play.answer(name, request))
+    there = sorted(set(nodes) - {ghost, away})
+    empty = dict.fromkeys(nodes, bytes(client.SEALED_BYTES))
+    committed = dict.fromkeys(nodes, bytes(64))
+    play.deal.dealt[ghost] = server.Dealt(nodes[ghost].index, empty, committed, bytes(32))
+    play.deal._taken[ghost] = b"", b""
+    play.server.close_step()
+    assert isinstance(play.server, Deal)
+    aggregation = play.server = Aggregation(play.deal, 0, SAID)
+    for name, request in aggregation.requests().items():
+        if name != ghost:
+            play.server.take(name, play.answer(name, request))
+            assert play.answers["mask"][name]["unreadable"] == [ghost]
+    aggregation.step = "unmask"
+    request = {**play.session.header("unmask"), "survivors": sorted([*there, ghost])}
+    for name in there:
+        refuses(play, name, request, "at least 8 .* but got 7")
+
+
+def test_nodes_that_were_told_of_different_keys_have_none_in_common() -> None:
+    nodes = some(5)
+    other = Play(a_dealing(5), nodes)
+    other.step()
+    play = Play(a_dealing(5), nodes).until("share")
+
+    def ask(name: str, request: Any) -> Any:
+        if name != "n01":
+            return request
+        place = request["publics"].index(play.answers["advertise"]["n04"]["public"])
+        changed = other.answers["advertise"]["n04"]
+        publics, signatures = list(request["publics"]), list(request["signatures"])
+        publics[place], signatures[place] = changed["public"], changed["signature"]
+        return {**request, "publics": publics, "signatures": signatures}
+
+    play.step(ask=ask)
+    with pytest.raises(Abandoned, match="0 of those that hold shares of 'n01'"):
+        play.step(gone=["n01"])
+    for name in ("n00", "n02", "n03", "n04"):
+        assert play.answers["mask"][name]["unreadable"] == ["n01"]
 
 
 def test_steps_out_of_order_are_refused() -> None:

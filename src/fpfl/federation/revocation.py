@@ -87,6 +87,13 @@ class RevocationFile:
             return None
         mark = (state.st_mtime_ns, state.st_size, state.st_ino)
         found = _read(self.path, mark, self.authority.certificate)
+        # Asked each time: a file that is put back can look as it did when it was read before.
+        last = newest(self.path)
+        if found.number < last:
+            raise Invalid(
+                f"the list {self.path.name} has the number {found.number}, and number {last} was "
+                "read before: an older list would bring back who was revoked since."
+            )
         if self.clock() > found.ends:
             raise Invalid(
                 f"the list {self.path.name} ended on {found.ends:%Y-%m-%d}, so that nobody knows "
@@ -113,13 +120,7 @@ def _read(path: Path, mark: tuple[int, int, int], certificate: bytes) -> Revocat
         found = Revocations.read(path.read_bytes(), Trust(certificate))
     except Invalid as error:
         raise Invalid(f"{path.name}: {error}") from None
-    last = newest(path)
-    if found.number < last:
-        raise Invalid(
-            f"the list {path.name} has the number {found.number}, and number {last} was read "
-            "before: an older list would bring back who was revoked since."
-        )
-    if found.number > last:
+    if found.number > newest(path):
         remember(path, found.number)
     return found
 

@@ -48,7 +48,7 @@ from fpfl.federation.secagg import (
 from fpfl.federation.secagg.server import Exchange, read_advert
 from fpfl.federation.secagg.session import MOST_SESSIONS
 from fpfl.privacy.conventions import BudgetExhaustedError
-from fpfl.runs.folder import RunFolder, is_begun
+from fpfl.runs.folder import EXCLUDED, RunFolder, is_begun, read_excluded
 from fpfl.runs.journal import Journal
 from fpfl.runs.resume import Kept
 from fpfl.server.loop import Callback
@@ -66,9 +66,6 @@ SOON = 5
 DEALT_BYTES = 2**20
 """About so long is the longest message of a dealing: it says for how many rounds is dealt."""
 _EACH = 160  # bytes of a session and a holder: two sealed shares, two commitments
-
-EXCLUDED = "excluded.json"
-"""The file of a run's folder with the names of those that are left out for good."""
 
 LISTED = 10
 """So many names are written into a line of the log."""
@@ -142,13 +139,15 @@ class Federated:
     excluded: set[str] = field(default_factory=set)
     opened: list[int] = field(default_factory=list)
     """The rounds of all sums that were opened, where no ledger counts them."""
+    suspects: set[str] = field(default_factory=set)
+    """Those that spoilt attempts at this round, or whom others made seem so."""
     doubted: set[int] = field(default_factory=set)
     """Those that were called and showed no keys that count."""
     dealt: Dealt | None = None
 
     def __post_init__(self) -> None:
-        if self.folder is not None and (path := self.folder / EXCLUDED).exists():
-            self.excluded |= _names(path)
+        if self.folder is not None:
+            self.excluded |= set(read_excluded(self.folder))
 
     def release(
         self, round: int, w: Tensor, weights: Weights | None = None, level: int | None = None
@@ -168,12 +167,15 @@ class Federated:
                 log.warning("round %d, attempt %d was abandoned: %s", round, attempt, failure)
                 failures.append(str(failure))
                 self.dealt = None  # whoever lost what it was dealt gets new keys
+                if failure.suspect is not None:
+                    self.suspects.add(failure.suspect)
                 if failure.culprit is not None:
                     # It broke the protocol for all to see, and would again.
                     self._exclude(failure.culprit)
                 continue
             if self.journal is not None:
                 self.journal.log(round, v)
+            self.suspects.clear()
             return v
         raise FederationError(
             f"round {round} was abandoned {len(failures)} times, at last because {failures[-1]} "
@@ -261,7 +263,7 @@ class Federated:
         what = f"dealing for {dealing.sessions} rounds"
         answers, places = self._called(dealing, what)
         names = self._first(answers)
-        deal = Deal(dealing, self.authority, names)
+        deal = Deal(dealing, self.authority, names, self.agreement.asked)
         for name in names:
             self._take(deal, places[name], answers[name])
         deal.close_step()
@@ -380,12 +382,21 @@ class Federated:
         answers.setdefault(name, answer)
 
     def _first(self, answers: Mapping[str, Message]) -> list[str]:
-        """Those that take part: of more than were agreed on all would refuse."""
+        """Those that take part: of more than were agreed on all would refuse.
+
+        A dealer whose shares too many could not read is left out of the next dealing. Where more
+        said so than may lie it is the culprit, and left out for good.
+        """
         index = {
             name: Credential.verified(_bytes(answer, "credential"), self.authority).index
             for name, answer in answers.items()
         }
         first = sorted(answers, key=index.__getitem__)
+        # Without proof for this dealing alone, and only where there are enough others.
+        others = [name for name in first if name not in self.suspects]
+        if self.agreement.aggregation.least <= len(others) < len(first):
+            log.warning("left out of this dealing: %s", _listed(self.suspects))
+            first = others
         for name in first[self.agreement.asked :]:
             log.warning("%s is left out: %d nodes were agreed on", name, self.agreement.asked)
         return first[: self.agreement.asked]
@@ -432,20 +443,6 @@ def _listed(names: Iterable[str]) -> str:
     found = sorted(names)
     more = len(found) - LISTED
     return ", ".join(found[:LISTED]) + (f" and {more} more" if more > 0 else "")
-
-
-def _names(path: Path) -> set[str]:
-    """The names of a file that `Federated` wrote."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        found = None
-    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
-        raise FederationError(
-            f"{path} is damaged: expected a list of the names of nodes that are left out. Write it "
-            "anew, or remove it to let all of them take part"
-        )
-    return set(found)
 
 
 def _bytes(answer: Message, name: str) -> bytes:

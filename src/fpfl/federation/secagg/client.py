@@ -8,7 +8,7 @@ and the state stays as it was. What a node never does, whatever it is asked:
 - mask two vectors in a session, or with fewer than t neighbours (itself included) to hold its
   secrets;
 - consent to two sets of survivors in a session, or to one without itself or with fewer than
-  `least`;
+  `least`, of whom it could read the shares where all nodes are neighbours;
 - reveal shares but to t nodes that it knows and that consented to what it consented to: the same
   survivors of the same session, after the same broadcast;
 - give both shares of one node: a survivor's seed, anybody else's key.
@@ -37,6 +37,13 @@ consented to T, and each of the n − c consents once in a session. If two diffe
 not: honest holders reveal its seed or its key, never both, and since t > c, colluders alone cannot
 recover the other. Each honest node that consented to T saw that at least `least` survive, and
 itself with them.
+
+All this is about n nodes that have one dealing in common. A server could give the same settings to
+nodes twice, or to more than n, tell each of other neighbours, open the key of a node that dropped
+out in one place, and count it as a survivor in another: its masks can be taken off, and the sum has
+fewer nodes than names. So what two nodes share comes from a hash of all that either was told of,
+names and keys, and a node counts towards `least` only those whose shares it could read: they were
+told of the same n nodes.
 
 The broadcast in the masks
 --------------------------
@@ -204,6 +211,7 @@ def _peers(state: ClientState, request: Request, authority: Trust) -> list[Peer 
     lengths = {KEY_BYTES * (1 + dealing.sessions)}
     publics = read_many(request, "publics", lengths, count)
     signatures = read_many(request, "signatures", {SIGNATURE_BYTES}, count)
+    told = transcript.told(dealing, credentials, publics)
     agreement = KeyAgreement(state.channel)
     peers: list[Peer | None] = []
     names: set[str] = set()
@@ -224,7 +232,7 @@ def _peers(state: ClientState, request: Request, authority: Trust) -> list[Peer 
             continue
         signed = transcript.advertised(dealing, name, index, public)
         verify(credential.key, signature, signed, f"the keys of {name!r}")
-        info = transcript.channel_of(dealing, state.index, index)
+        info = transcript.channel_of(dealing, state.index, index, told)
         chain = agreement.key(public[:KEY_BYTES], info)
         peers.append(Peer(name, index, public[KEY_BYTES:], chain, data))
     if state.name not in names:
@@ -343,9 +351,9 @@ def unmask(
     the masking key. See the head of this module.
 
     The request lists all survivors. A hash would be shorter, but then a node could not see that
-    they are as many as `least` demands; in the complete graph it also sees that each one is a node
-    whose credential it has checked. With few neighbours it knows those alone by their credentials,
-    and has the server's word for the rest.
+    they are as many as `least` demands; in the complete graph it counts those alone whose shares it
+    could read. With few neighbours it knows those alone by their credentials, and has the server's
+    word for the rest.
     """
     with refusing(state, request, identity, "share", "unmask"):
         played = state.played
@@ -385,8 +393,16 @@ def _survivors(state: ClientState, played: Played, request: Request) -> list[str
     if played.consented:
         return names  # the same as before, or none
     known = {state.name, *(partner.name for partner in played.partners)}
-    if dealing.degree is None and not set(names) <= known:
-        raise Invalid("among the survivors is a node that took no part before.")
+    if dealing.degree is None:
+        if not set(names) <= known:
+            raise Invalid("among the survivors is a node that took no part before.")
+        # The others may have been dealt to elsewhere, and their keys may be known from there.
+        readable = set(names) & {one.name for one in played.held}
+        if len(readable) < dealing.least:
+            raise Invalid(
+                f"at least {dealing.least} whose shares could be read must survive, but got "
+                f"{len(readable)}."
+            )
     return names
 
 

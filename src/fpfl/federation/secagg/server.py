@@ -16,6 +16,7 @@ A node's *circle* is the node itself and its neighbours: those that hold shares 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -218,6 +219,14 @@ class Roster:
         """Those with t of these around them, themselves included."""
         return frozenset(name for name in there if len(self.near(name, there)) >= self.threshold)
 
+    def convinced(self, there: Names, least: int) -> Names:
+        """Those that can read the shares of so many survivors, their own among them."""
+        return frozenset(
+            name
+            for name in there
+            if sum((one, name) not in self.unreadable for one in self.survivors) >= least
+        )
+
     def core(self, there: Names) -> Names:
         """The largest part of these in which each has t around it.
 
@@ -238,6 +247,11 @@ class Roster:
         return [
             one for one in self.near(holder, self.masking) if (one, holder) not in self.unreadable
         ]
+
+    def suspect(self) -> tuple[str | None, int]:
+        """The dealer whose shares most could not read, and how many these are."""
+        counts = Counter(dealer for dealer, _ in sorted(self.unreadable))
+        return counts.most_common(1)[0] if counts else (None, 0)
 
     def lost(self, there: Names) -> str | None:
         """Why these cannot recover all that it takes; None where they can."""
@@ -355,10 +369,12 @@ class Exchange:
         self._asked = following
         self.step = (*self._steps, "done")[self._steps.index(step) + 1]
 
-    def _abandon(self, reason: str, culprit: str | None = None) -> Abandoned:
+    def _abandon(
+        self, reason: str, culprit: str | None = None, suspect: str | None = None
+    ) -> Abandoned:
         self.dropped[self.step] = self.waiting
         self.step = "abandoned"
-        return Abandoned(reason, self.unmask_sent, self.shares_received, culprit)
+        return Abandoned(reason, self.unmask_sent, self.shares_received, culprit, suspect)
 
     def _enough(self, there: Names, needed: int) -> None:
         if len(there) < needed:
@@ -380,11 +396,23 @@ class Deal(Exchange):
         The public key of the authority that enrolled the nodes.
     names : iterable of str
         Who is asked.
+    agreed : int, optional
+        How many nodes the threshold is for; by default those that are asked.
+
+    Attributes
+    ----------
+    lying : int
+        So many may say wrongly that they cannot read shares: fewer than a third of those that were
+        agreed on, or where each has few neighbours fewer than t. One more, and the dealer lied.
     """
 
-    def __init__(self, dealing: Dealing, authority: Trust, names: Iterable[str]):
+    def __init__(
+        self, dealing: Dealing, authority: Trust, names: Iterable[str], agreed: int | None = None
+    ):
         super().__init__(DEALING_STEPS, names)
         self.dealing = dealing
+        most = len(self._asked) if agreed is None else agreed
+        self.lying = (most - 1) // 3 if dealing.degree is None else dealing.threshold - 1
         self.circles: dict[str, tuple[str, ...]] = {}
         self.dealt: dict[str, Dealt] = {}
         self._authority = authority
@@ -504,7 +532,10 @@ class Aggregation(Exchange):
 
     def _recoverable(self, there: Names, culprit: str | None = None) -> None:
         if why := self._roster.lost(there):
-            raise self._abandon(f"after {self.step!r}, {why}.", culprit)
+            suspect, count = self._roster.suspect()
+            if culprit is None and count > self._deal.lying:
+                culprit = suspect
+            raise self._abandon(f"after {self.step!r}, {why}.", culprit, suspect)
 
     # Step 3: mask
 
@@ -533,8 +564,10 @@ class Aggregation(Exchange):
         self._roster.survivors = there
         self._recoverable(there)
         self.survivors = tuple(sorted(there))
-        # The others would refuse to unmask, for want of consents.
+        # The others would refuse to unmask, for want of consents, or of shares that they can read.
         willing = self._roster.well_surrounded(there)
+        if self.session.degree is None:
+            willing = self._roster.convinced(willing, self.session.least)
         self._recoverable(willing)
         return willing
 

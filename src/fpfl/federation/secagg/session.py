@@ -71,6 +71,8 @@ class Abandoned(Exception):  # noqa: N818 - as above
         From how many nodes an answer with shares came, right or wrong.
     culprit
         The node that provably broke the protocol, where that is the reason.
+    suspect
+        The node whose shares most others said they could not read: it lies, or they do.
     """
 
     def __init__(
@@ -79,12 +81,14 @@ class Abandoned(Exception):  # noqa: N818 - as above
         unmask_sent: bool,
         shares_received: int,
         culprit: str | None = None,
+        suspect: str | None = None,
     ):
-        super().__init__(reason, unmask_sent, shares_received, culprit)
+        super().__init__(reason, unmask_sent, shares_received, culprit, suspect)
         self.reason = reason
         self.unmask_sent = unmask_sent
         self.shares_received = shares_received
         self.culprit = culprit
+        self.suspect = suspect
 
     def __str__(self) -> str:
         return self.reason

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from typing import Any
 
 from fpfl.federation.encoding import encode, hashed
 from fpfl.federation.secagg.session import Dealing, Request, Session
@@ -57,9 +58,16 @@ def pairwise(of: Dealing | Session, purpose: bytes, one: int, other: int, *more:
     return encode([b"fpfl secagg pair 2", purpose, of.id, low, high, *more])
 
 
-def channel_of(dealing: Dealing, one: int, other: int) -> bytes:
+def told(dealing: Dealing, credentials: Any, publics: Any) -> bytes:
+    """A hash of all nodes that one was told of, and their keys: where all have to be the same."""
+    if dealing.degree is not None:
+        return b""  # each has a circle of its own
+    return hashed(b"fpfl secagg circle 2", [credentials, publics])
+
+
+def channel_of(dealing: Dealing, one: int, other: int, told: bytes) -> bytes:
     """For the secret of two nodes that the keys of all their sessions come from."""
-    return pairwise(dealing, b"channel", one, other)
+    return pairwise(dealing, b"channel", one, other, told)
 
 
 def seal_of(session: Session, one: int, other: int) -> bytes:
