@@ -127,7 +127,7 @@ def test_configs_are_read(block: Block, tmp_path: Path) -> None:
 OURS = "fpfl"
 OTHERS = {
     "cat", "cd", "export", "flwr", "git", "make", "mkdir", "mlflow", "nvflare", "pip", "printf",
-    "python", "sh", "source", "systemctl", "docker", "tensorboard", "torchrun",
+    "python", "sh", "source", "systemctl", "docker", "tensorboard", "torchrun", "useradd", "chown",
 }  # fmt: skip
 """Commands that are not ours; what make and python are asked for is looked at all the same."""
 
