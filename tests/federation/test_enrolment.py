@@ -51,13 +51,13 @@ from fpfl.federation.inspection import described
 from fpfl.federation.register import Register
 from fpfl.federation.revocation import RevocationFile, Revocations
 from fpfl.federation.secagg import (
-    Aggregation,
     Authority,
     Credential,
+    Deal,
+    Dealing,
     Identity,
     Invalid,
     Refused,
-    Session,
     Trust,
     advertise,
     share,
@@ -131,19 +131,19 @@ def test_no_certificate_outlives_its_authority():
 def test_every_door_asks_for_dates_and_revocation():
     """Nodes of their neighbours, and the server of nodes."""
     nodes = {f"n{i}": MADE.enrol(f"n{i}", i + 1, at=NOW, days=10) for i in range(4)}
-    session = Session(b"r" * 16, 1, 1, size=3, threshold=3, least=3)
+    dealing = Dealing(b"r" * 16, 1, 1, size=3, threshold=3, least=3)
     gone = nodes["n3"].credential.serial
     for trust, why in (
         (at(NOW + 11 * DAY), "ended"),
         (at(NOW, revoked=lambda: {gone}), "revoked"),
     ):
-        server = Aggregation(session, trust, nodes)
+        server = Deal(dealing, trust, nodes)
         with pytest.raises(Refused, match=why):
-            server.take("n3", advertise(nodes["n3"], session)[1])
-        careless = Aggregation(session, at(NOW), nodes)
+            server.take("n3", advertise(nodes["n3"], dealing)[1])
+        careless = Deal(dealing, at(NOW), nodes)
         states = {}
         for name, one in nodes.items():
-            states[name], answer = advertise(one, session)
+            states[name], answer = advertise(one, dealing)
             careless.take(name, answer)
         careless.close_step()
         careful = replace(nodes["n0"], authority=trust)
