@@ -250,7 +250,7 @@ def test_a_worker_that_is_killed_is_started_again_and_masks_once(point, node, mo
 
 def test_two_processes_at_once_mask_one_vector(node, monkeypatch):
     """Without a lock both read the state before either has written it."""
-    from fpfl.federation import node as answering
+    from fpfl.federation import site
 
     waiting = threading.Barrier(2, timeout=2.0)
     seen = []
@@ -261,7 +261,7 @@ def test_two_processes_at_once_mask_one_vector(node, monkeypatch):
             waiting.wait()
         return state + b"x", {"answer": len(state)}
 
-    monkeypatch.setattr(answering, "answered", slowly)
+    monkeypatch.setattr(site, "answered", slowly)
     threads = [threading.Thread(target=node.answer, args=("1f", {})) for _ in range(2)]
     for thread in threads:
         thread.start()
@@ -333,3 +333,23 @@ def test_the_process_of_a_message_imports_next_to_nothing():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "['fpfl']"
+
+
+def test_a_message_with_a_long_environment_is_run_as_flower_runs_it(tmp_path):
+    """The process that forks takes so many bytes; of more it would see a part."""
+    from fpfl.federation.flower import supernode
+
+    real, asking = tmp_path / "real", tmp_path / supernode.COMMAND
+    real.write_text("#!/bin/sh\necho real $1\n")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
+        door.bind(str(tmp_path / supernode.DOOR))
+        door.listen()
+        said = {"door": str(tmp_path / supernode.DOOR), "real": str(real)}
+        longest = getattr(supernode, "LONGEST", 0)
+        asking.write_text(supernode._ASK.format(python=sys.executable, longest=longest, **said))
+        for script in (real, asking):
+            script.chmod(0o700)
+        long = {f"LONG_{i}": "x" * 100_000 for i in range(12)}
+        words = [str(asking), "--once"]
+        found = subprocess.run(words, env=os.environ | long, stdout=subprocess.PIPE, timeout=60)
+        assert found.stdout == b"real --once\n"
