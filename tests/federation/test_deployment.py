@@ -44,7 +44,7 @@ with (place / f"{{name}}.calls").open("a") as file:
 does = place / f"{{name}}.does"
 if does.exists():
     exec(does.read_text())
-if name in ("flower-superlink", "flower-supernode"):
+if name in ("flower-superlink", "fpfl-supernode"):
     time.sleep(600)
 """
 
@@ -55,7 +55,7 @@ class Stubs:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir()
-        for name in ("flower-superlink", "flower-supernode", "flwr", "fpfl"):
+        for name in ("flower-superlink", "fpfl-supernode", "flwr", "fpfl"):
             path = folder / name
             path.write_text(STUB.format(python=sys.executable, place=str(folder)))
             path.chmod(0o755)
@@ -88,6 +88,8 @@ class Stubs:
             cwd=self.folder,
             env={**os.environ, "PATH": f"{self.folder}{os.pathsep}{os.environ['PATH']}"},
             start_new_session=True,
+            # A shell in the background has Ctrl-C ignored in all that it starts.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def run(self, script: str) -> tuple[int, str]:
@@ -130,6 +132,9 @@ def test_no_path_is_taken_for_a_command(stubs, tmp_path, name):
     """In the script, in Flower's configuration, and in the project's own file."""
     folder = tmp_path / name
     folder.mkdir()
+    calls = str(stubs.folder / "fpfl-supernode.calls")  # else the run may end before they begin
+    stubs.does("fpfl", f"while not os.path.exists({calls!r}) or "
+               f"len(open({calls!r}).readlines()) < 3: time.sleep(0.05)")  # fmt: skip
     code, said = stubs.run(made(folder))
     assert code == 0, said
     assert not list(tmp_path.rglob("hit"))
@@ -138,7 +143,7 @@ def test_no_path_is_taken_for_a_command(stubs, tmp_path, name):
     assert link[link.index("--database") + 1] == str(folder / "home" / "superlink.db")
     assert link[link.index("--ssl-keyfile") + 1] == str(folder / "keys" / "server.key")
     assert "--enable-supernode-auth" in link
-    nodes = stubs.calls("flower-supernode")
+    nodes = stubs.calls("fpfl-supernode")
     assert sorted(call[call.index("--node-config") + 1] for call in nodes) == [
         f'identity="{folder}/keys/node-{i + 1}/identity" partition-id={i}' for i in range(3)
     ]
@@ -194,7 +199,7 @@ def test_it_ends_as_its_run_does_and_leaves_nothing(stubs, tmp_path, status):
     stubs.does("fpfl", f"time.sleep(1); sys.exit({status})")
     code, said = stubs.run(made(tmp_path))
     assert code == status, said
-    assert len(stubs.calls("flower-supernode")) == 3
+    assert len(stubs.calls("fpfl-supernode")) == 3
     assert stubs.alive() == []
 
 
@@ -219,8 +224,8 @@ def test_parts_that_end_are_started_again(stubs, tmp_path):
     stubs.does("fpfl", "time.sleep(600)")
     process = stubs.start(made(tmp_path))
     try:
-        until(lambda: len(stubs.calls("flower-supernode")) == 3 and stubs.calls("fpfl"))
-        for name in ("flower-superlink", "flower-supernode"):
+        until(lambda: len(stubs.calls("fpfl-supernode")) == 3 and stubs.calls("fpfl"))
+        for name in ("flower-superlink", "fpfl-supernode"):
             before = stubs.calls(name)
             line = (stubs.folder / f"{name}.calls").read_text().splitlines()[0]
             os.kill(json.loads(line)[0], signal.SIGKILL)
@@ -343,7 +348,7 @@ def test_all_parts_come_back(tmp_path):
         assert "running" in status()
         for pid in pids("flower-superlink"):
             os.kill(pid, signal.SIGKILL)
-        for pid in pids("flower-supernode")[:1]:
+        for pid in pids("fpfl-supernode")[:1]:
             os.kill(pid, signal.SIGKILL)
         # The run has ended with the SuperLink, which says so when it is back.
         assert process.wait(600) == 1
@@ -357,7 +362,7 @@ def test_all_parts_come_back(tmp_path):
         process = start()
         assert process.wait(600) == 1
         assert "3 nodes answered" in (tmp_path / "said").read_text()
-        until(lambda: not pids("flower-supernode") and not pids("flower-superlink"))
+        until(lambda: not pids("fpfl-supernode") and not pids("flower-superlink"))
     finally:
         if process.poll() is None:
             process.terminate()
@@ -457,6 +462,8 @@ def test_what_a_run_s_folder_says(tmp_path):
     figures = re.search(r"6 of 6 rounds charged: ε = ([0-9.]+) of ([0-9.]+) at δ", said)
     assert figures is not None, said
     assert figures[1] == figures[2]
+    (tmp_path / "whole" / "excluded.json").write_text('["node-6"]')
+    assert "Left out, having broken the protocol: 'node-6'" in standing(tmp_path / "whole")
     with pytest.raises(ValueError, match="is not there"):
         standing(tmp_path / "none")
     result = CliRunner().invoke(app, ["federation", "status"])
@@ -490,7 +497,7 @@ def test_a_node_s_unit_is_one_command_and_sees_what_is_its_own():
     text = services.node_unit("10.1.2.3:8443", Path("/etc/fpfl/node"), Path("/opt/f/bin"), **NODE)
     service = unit(text)["Service"]
     assert service["ExecStart"] == (
-        '"/opt/f/bin/flower-supernode" "--superlink" "10.1.2.3:8443" "--port" "9094" '
+        '"/opt/f/bin/fpfl-supernode" "--superlink" "10.1.2.3:8443" "--port" "9094" '
         '"--root-certificates" "/etc/fpfl/node/ca.pem" "--auth-supernode-private-key" '
         '"/etc/fpfl/node/supernode" "--node-config" "identity=\\"/etc/fpfl/node/identity\\" '
         'partition-id=2 table=\\"/data/cohort.csv\\""'
@@ -532,7 +539,7 @@ def test_the_proxy_s_unit():
 def test_systemd_takes_the_units(tmp_path):
     programs = tmp_path / "bin"
     programs.mkdir()
-    for name in ("flower-supernode", "flower-superlink", "nginx"):
+    for name in ("fpfl-supernode", "flower-superlink", "nginx"):
         (programs / name).write_text("#!/bin/sh\n")
         (programs / name).chmod(0o755)
     texts = {
@@ -557,7 +564,7 @@ def test_a_compose_file():
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
     text = services.node_compose("fl.example:8443", Path("/etc/fpfl/node"), **NODE)
     node = yaml.safe_load(text)["services"]["node"]
-    assert node["command"][:3] == ["flower-supernode", "--superlink", "fl.example:8443"]
+    assert node["command"][:3] == ["fpfl-supernode", "--superlink", "fl.example:8443"]
     assert node["command"][-1].startswith('identity="/run/fpfl/keys/identity" partition-id=2')
     assert node["volumes"] == ["/etc/fpfl/node:/run/fpfl/keys", "/data:/data:ro"]
     assert node["restart"] == "always"

@@ -742,7 +742,7 @@ def test_who_is_left_out_stays_out_when_the_run_is_started_again(tmp_path):
     assert len(run.history) == 3  # one of four was spoilt, and no second one
     assert not [1 for step, node, _ in courier.seen if node == 6 and step != "advertise"]
     (tmp_path / "run" / "excluded.json").write_text("{")
-    with pytest.raises(FederationError, match="damaged"):
+    with pytest.raises(ValueError, match="damaged"):
         Federated(agreed, courier, courier.key, b"r" * 16, folder=tmp_path / "run")
 
 

@@ -48,7 +48,7 @@ from fpfl.federation.secagg import (
 from fpfl.federation.secagg.server import Exchange, read_advert
 from fpfl.federation.secagg.session import MOST_SESSIONS
 from fpfl.privacy.conventions import BudgetExhaustedError
-from fpfl.runs.folder import RunFolder, is_begun
+from fpfl.runs.folder import EXCLUDED, RunFolder, is_begun, read_excluded
 from fpfl.runs.journal import Journal
 from fpfl.runs.resume import Kept
 from fpfl.server.loop import Callback
@@ -66,9 +66,6 @@ SOON = 5
 DEALT_BYTES = 2**20
 """About so long is the longest message of a dealing: it says for how many rounds is dealt."""
 _EACH = 160  # bytes of a session and a holder: two sealed shares, two commitments
-
-EXCLUDED = "excluded.json"
-"""The file of a run's folder with the names of those that are left out for good."""
 
 LISTED = 10
 """So many names are written into a line of the log."""
@@ -151,8 +148,8 @@ class Federated:
     dealt: Dealt | None = None
 
     def __post_init__(self) -> None:
-        if self.folder is not None and (path := self.folder / EXCLUDED).exists():
-            self.excluded |= _names(path)
+        if self.folder is not None:
+            self.excluded |= set(read_excluded(self.folder))
 
     def release(
         self, round: int, w: Tensor, weights: Weights | None = None, level: int | None = None
@@ -450,20 +447,6 @@ def _listed(names: Iterable[str]) -> str:
     found = sorted(names)
     more = len(found) - LISTED
     return ", ".join(found[:LISTED]) + (f" and {more} more" if more > 0 else "")
-
-
-def _names(path: Path) -> set[str]:
-    """The names of a file that `Federated` wrote."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        found = None
-    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
-        raise FederationError(
-            f"{path} is damaged: expected a list of the names of nodes that are left out. Write it "
-            "anew, or remove it to let all of them take part"
-        )
-    return set(found)
 
 
 def _bytes(answer: Message, name: str) -> bytes:

@@ -53,9 +53,9 @@ def read_config(pairs: Sequence[str]) -> dict[str, bool | int | float | str]:
 
 
 def supernode(superlink: str, keys: str, root: str, config: str, *, port: int) -> list[str]:
-    """The command that starts a node."""
+    """The command that starts a node: Flower's, with a warm process for its messages."""
     return [
-        "flower-supernode",
+        "fpfl-supernode",
         "--superlink",
         joined(*address(superlink)),
         "--port",
@@ -112,7 +112,7 @@ def node_unit(
     keys
         The node's own folder, with ``ca.pem`` in it or beside it.
     programs
-        Where ``flower-supernode`` is.
+        Where ``fpfl-supernode`` is.
     config
         What the node's loader is told.
     data

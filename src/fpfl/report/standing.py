@@ -8,7 +8,7 @@ from pathlib import Path
 from fpfl.privacy.accounting import MissingAccountantError
 from fpfl.privacy.plan import PrivacyPlan
 from fpfl.report.reading import read_run
-from fpfl.runs.folder import LEDGER, OpenRun
+from fpfl.runs.folder import LEDGER, OpenRun, read_excluded
 from fpfl.runs.journal import read_past
 
 
@@ -40,6 +40,8 @@ def standing(folder: Path) -> str:
         lost = record.charged - released
         if lost > 0:
             lines.append(f"{lost} of them charged, and lost or under way")
+    if excluded := read_excluded(folder):
+        lines.append(f"Left out, having broken the protocol: {', '.join(map(repr, excluded))}")
     # Lines of the ledger have times, and so has the file: of the last charge, or of the end.
     written = datetime.fromtimestamp((folder / LEDGER).stat().st_mtime, UTC)
     lines.append(f"The ledger was last written at {written:%Y-%m-%d %H:%M:%S} UTC")

@@ -48,6 +48,8 @@ EVALUATION = "evaluation-{}.json"
 AGAINST = "against-{}.json"
 """The same, against the run's reference."""
 REFERENCE = "reference"
+EXCLUDED = "excluded.json"
+"""Of a federation: the nodes that broke its protocol, which take no part any more."""
 CHECKPOINTS = "checkpoint-*.safetensors"
 NUMBERED = re.compile(
     r"(?P<kind>checkpoint|totals|cohorts)-((?P<session>[0-9]{4,})-)?(?P<round>[0-9]{8,})"
@@ -336,3 +338,20 @@ def model_digest(path: Path) -> str | None:
 def as_json(values: Any) -> bytes:
     """Plain values as the text of a file."""
     return (json.dumps(values, indent=1) + "\n").encode()
+
+
+def read_excluded(folder: Path) -> tuple[str, ...]:
+    """The nodes that a federation leaves out, by name; none where there is no such file."""
+    path = folder / EXCLUDED
+    if not path.exists():
+        return ()
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        found = None
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        raise ValueError(
+            f"{path} is damaged: expected a list of the names of nodes that are left out. Write it "
+            "anew, or remove it to let all of them take part"
+        )
+    return tuple(found)

@@ -1,6 +1,6 @@
 """The ``ClientApp``: one message in, one answer out. Flower starts a process for every message.
 
-What a node is told when it is started (``flower-supernode --node-config``):
+What a node is told when it is started (``fpfl-supernode --node-config``):
 
 identity        the file that the authority made for this node; FILE.states and FILE.worker, two
                 folders, and FILE.ledger are made beside it, and two files are read there: a list of
@@ -94,7 +94,7 @@ def _identity(context: Context) -> Path:
             path = str(Path(str(keys)) / f"node-{int(number) + 1}" / IDENTITY)
     if not isinstance(path, str):
         raise ValueError(
-            "this node was not told who it is: start flower-supernode with "
+            "this node was not told who it is: start fpfl-supernode with "
             "--node-config 'identity=\"FILE\"', a file that fpfl federation keys made"
         )
     return Path(path)

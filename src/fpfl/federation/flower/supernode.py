@@ -1,6 +1,6 @@
 """Flower's SuperNode, such that a message costs a fork and not the start of a Python program.
 
-    python -m fpfl.federation.flower.supernode [what flower-supernode takes]
+    fpfl-supernode [what flower-supernode takes]
 
 is ``flower-supernode`` with three differences, for which it has no options:
 
@@ -57,7 +57,10 @@ sys.exit(answer[0] if answer else 1)
 
 def main() -> None:
     """Run a SuperNode."""
-    from flwr.supernode.cli import flower_supernode
+    try:
+        from flwr.supernode.cli import flower_supernode
+    except ImportError:
+        sys.exit("a node needs flwr, which is not installed: pip install 'fpfl[flower]'")
 
     os.environ.setdefault(TASKS_VARIABLE, TASKS)
     _poll(float(os.environ.get(POLL_VARIABLE, POLL)))
