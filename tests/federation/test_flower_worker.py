@@ -351,3 +351,23 @@ def test_the_process_of_a_message_imports_next_to_nothing():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "['fpfl']"
+
+
+def test_a_message_with_a_long_environment_is_run_as_flower_runs_it(tmp_path):
+    """The process that forks takes so many bytes; of more it would see a part."""
+    from fpfl.federation.flower import supernode
+
+    real, asking = tmp_path / "real", tmp_path / supernode.COMMAND
+    real.write_text("#!/bin/sh\necho real $1\n")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
+        door.bind(str(tmp_path / supernode.DOOR))
+        door.listen()
+        said = {"door": str(tmp_path / supernode.DOOR), "real": str(real)}
+        longest = getattr(supernode, "LONGEST", 0)
+        asking.write_text(supernode._ASK.format(python=sys.executable, longest=longest, **said))
+        for script in (real, asking):
+            script.chmod(0o700)
+        long = {f"LONG_{i}": "x" * 100_000 for i in range(12)}
+        words = [str(asking), "--once"]
+        found = subprocess.run(words, env=os.environ | long, stdout=subprocess.PIPE, timeout=60)
+        assert found.stdout == b"real --once\n"

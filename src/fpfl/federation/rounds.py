@@ -141,6 +141,8 @@ class Federated:
     """The rounds of all sums that were opened, where no ledger counts them."""
     suspects: set[str] = field(default_factory=set)
     """Those that spoilt attempts at this round, or whom others made seem so."""
+    spoilers: set[str] = field(default_factory=set)
+    """Those among them that cost a sum: they are suspects in all rounds that follow."""
     doubted: set[int] = field(default_factory=set)
     """Those that were called and showed no keys that count."""
     dealt: Dealt | None = None
@@ -169,13 +171,15 @@ class Federated:
                 self.dealt = None  # whoever lost what it was dealt gets new keys
                 if failure.suspect is not None:
                     self.suspects.add(failure.suspect)
+                    if failure.unmask_sent:
+                        self.spoilers.add(failure.suspect)
                 if failure.culprit is not None:
                     # It broke the protocol for all to see, and would again.
                     self._exclude(failure.culprit)
                 continue
             if self.journal is not None:
                 self.journal.log(round, v)
-            self.suspects.clear()
+            self.suspects = set(self.spoilers)
             return v
         raise FederationError(
             f"round {round} was abandoned {len(failures)} times, at last because {failures[-1]} "
