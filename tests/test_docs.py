@@ -8,6 +8,7 @@ block in one folder. A block without a language, or of ``text``, is no code.
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import re
@@ -126,7 +127,7 @@ def test_configs_are_read(block: Block, tmp_path: Path) -> None:
 OURS = "fpfl"
 OTHERS = {
     "cat", "cd", "export", "flwr", "git", "make", "mkdir", "mlflow", "nvflare", "pip", "printf",
-    "python", "sh", "source", "systemctl", "docker", "tensorboard", "torchrun",
+    "python", "sh", "source", "systemctl", "docker", "tensorboard", "torchrun", "useradd", "chown",
 }  # fmt: skip
 """Commands that are not ours; what make and python are asked for is looked at all the same."""
 
@@ -334,6 +335,49 @@ def test_links_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
             if not target.startswith(("http:", "https:", "mailto:")):
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+THREATS = ROOT / "docs" / "threat-model.md"
+
+
+@cache
+def tests_in(path: Path) -> frozenset[str]:
+    """The names of a file's tests."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return frozenset(
+        each.name
+        for each in ast.walk(tree)
+        if isinstance(each, ast.FunctionDef) and each.name.startswith("test_")
+    )
+
+
+def test_tests_that_pages_name_exist() -> None:
+    """``file.py::test`` is in tests/federation, ``folder/file.py::test`` in tests/folder."""
+    named = 0
+    for page in PAGES:
+        for file, name in re.findall(r"`([\w/]+\.py)::(\w+)`", page.read_text(encoding="utf-8")):
+            path = ROOT / "tests" / (file if "/" in file else f"federation/{file}")
+            assert path.is_file(), f"{page.name} names {file}"
+            assert name in tests_in(path), f"{page.name} names {file}::{name}"
+            named += 1
+    assert named > 50
+
+
+def test_every_threat_has_a_test_or_says_that_nothing_holds() -> None:
+    rows = [
+        [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        for line in THREATS.read_text(encoding="utf-8").splitlines()
+        if line.startswith("|")
+    ]
+    columns = 0
+    checked = 0
+    for row in rows:
+        if row[-1] in ("test", "tests"):
+            columns = len(row)
+        elif columns and len(row) == columns and not set(row[0]) <= set("- "):
+            assert "::test_" in row[-1] or row[1] == row[-1] == "–", row[0]
+            checked += 1
+    assert checked > 40
 
 
 @cache

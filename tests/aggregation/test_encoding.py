@@ -153,3 +153,19 @@ def test_small_things():
     assert abs(drawn.mean() - 0.5) < 6 * 0.2887 / 100  # six standard errors
     assert in_ring(np.array([-1, 0, 2**32], dtype=np.int64)).tolist() == [2**32 - 1, 0, 0]
     assert not torch.equal(encoding().signs(1), encoding().signs(2))
+
+
+@pytest.mark.parametrize("place", [0, 91, 95])
+def test_how_far_one_vector_of_the_ring_moves_a_number_of_the_sum(place):
+    """In clip bounds √D · 2³¹/S, as docs/threat-model.md says, and no vector moves one further."""
+    made, round = encoding(), 3
+    unit = torch.zeros(made.size, dtype=torch.float64)
+    unit[place] = 1.0
+    row = hadamard(unit * made.signs(round))  # where a number comes from, with its signs
+    worst = in_ring((row.sign().numpy() * (RING // 2 - 1)).astype(np.int64))
+    moved = made.decoded(worst, round) * made.units
+    reach = math.sqrt(made.size) * 2**31 / made.scale
+    assert float(moved[place]) == pytest.approx(reach, rel=1e-6)
+    assert float(moved.norm()) <= reach
+    made.check_ring(PLAN.population, 3, 10)
+    assert reach > PLAN.population

@@ -333,10 +333,15 @@ def test_the_same_name_index_or_key_is_not_signed_twice(keys, tmp_path):
         certify(keys, other, told, index=4, at=NOW)
     with pytest.raises(ValueError, match="certified before, for 'hospital'"):
         certify(keys, request, said, "twin", 9, at=NOW)
+    evil = make_request(tmp_path / "evil", "$(touch here)")  # a request may ask for any name
+    asked = read_request(evil).fingerprint
+    certify(keys, evil, asked, at=NOW)
+    with pytest.raises(ValueError, match=r"federation renew '\$\(touch here\)' hands out"):
+        certify(keys, evil, asked, at=NOW)
     revoke(keys, ["hospital"], at=NOW)
     with pytest.raises(ValueError, match="'hospital' is in the register"):
         certify(keys, other, told, "hospital", at=NOW)
-    assert certify(keys, other, told, at=NOW).index == 5
+    assert certify(keys, other, told, at=NOW).index == 6
 
 
 def test_nothing_is_signed_without_the_register_or_while_another_writes(keys, tmp_path):

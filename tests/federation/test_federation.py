@@ -705,6 +705,20 @@ def test_a_node_whose_shares_some_cannot_read_is_left_out_of_the_next_dealing(ca
     assert not (tmp_path / "run" / "excluded.json").exists()
 
 
+def test_a_node_whose_shares_just_suffice_with_its_own_costs_one_sum(tmp_path):
+    """It keeps its own share to itself when all is paid for; nothing proves that it does so."""
+    agreed = agreement(60, 10, rounds=9, colluders=1)
+    courier = Memory(agreed)
+    deals_rubbish_to(courier, 6, slice(0, 3))
+    rubbish = courier.fault
+    courier.fault = lambda step, node, answer: (
+        [] if (step, node) == ("unmask", 6) else rubbish(step, node, answer)
+    )
+    run = federated(agreed, courier, folder=tmp_path / "run")
+    assert charges(tmp_path / "run") == [1, 1, 2, 3, 4, 5, 6, 7, 8]
+    assert len(run.history) == 8
+
+
 def test_who_is_left_out_stays_out_when_the_run_is_started_again(tmp_path):
     agreed = agreement(60, 10, rounds=4, colluders=1)
 

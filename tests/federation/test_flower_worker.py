@@ -140,6 +140,20 @@ def test_a_long_path_is_no_matter(node, tmp_path):
         assert asked(node)["step"] == "advertise"
 
 
+def test_a_node_counts_and_keeps_to_its_site_whoever_carries_its_messages(node):
+    """It did where Flower's settings named its identity: under NVFlare nothing was counted."""
+    from fpfl.federation.ledger import NodeLedger
+    from fpfl.federation.site import SITE, ledger_of
+
+    agreed, path = agreement(), Path(node.identity)
+    path.with_name(SITE).write_text('approve = "ask"\n')
+    dealing = Dealing(b"r" * 16 + agreed.fingerprint, 1, 1, agreed.encoding.size,
+                      agreed.graph.threshold, agreed.aggregation.least)  # fmt: skip
+    assert "is not approved at this site" in node.answer("1f", dealing.to_message())["refused"]
+    with NodeLedger.open(ledger_of(path), "node-0", write=False) as ledger:
+        assert agreed.fingerprint.hex() in ledger.accounts
+
+
 def test_other_code_or_settings_have_another_worker(node):
     others = [
         Node(node.identity, "other:agreement", node.load, node.config),
@@ -239,12 +253,15 @@ def test_a_worker_that_is_killed_is_started_again_and_masks_once(point, node, mo
         answer = handed_over(node, "1f", request, os.getpid())
     assert process.returncode == -signal.SIGKILL
     assert "is gone, in the middle of a message" in caplog.text
-    if point == "after":  # the state is on the disk, and no answer has left
-        assert "No step is done twice" in answer["refused"]
-    else:
+    if point == "asked":
         assert len(answer["vector"]) == 4 * dealing.size
+    elif point == "before":  # the ledger has its line, and no vector has left
+        assert "masked in this session before" in answer["refused"]
+    else:  # the state is on the disk, too
+        assert "No step is done twice" in answer["refused"]
     again = handed_over(node, "1f", request, os.getpid())
-    assert "No step is done twice" in again["refused"]
+    assert "vector" not in again
+    assert "refused" in again
     for thread in threads:
         thread.join()
 
@@ -334,3 +351,23 @@ def test_the_process_of_a_message_imports_next_to_nothing():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "['fpfl']"
+
+
+def test_a_message_with_a_long_environment_is_run_as_flower_runs_it(tmp_path):
+    """The process that forks takes so many bytes; of more it would see a part."""
+    from fpfl.federation.flower import supernode
+
+    real, asking = tmp_path / "real", tmp_path / supernode.COMMAND
+    real.write_text("#!/bin/sh\necho real $1\n")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
+        door.bind(str(tmp_path / supernode.DOOR))
+        door.listen()
+        said = {"door": str(tmp_path / supernode.DOOR), "real": str(real)}
+        longest = getattr(supernode, "LONGEST", 0)
+        asking.write_text(supernode._ASK.format(python=sys.executable, longest=longest, **said))
+        for script in (real, asking):
+            script.chmod(0o700)
+        long = {f"LONG_{i}": "x" * 100_000 for i in range(12)}
+        words = [str(asking), "--once"]
+        found = subprocess.run(words, env=os.environ | long, stdout=subprocess.PIPE, timeout=60)
+        assert found.stdout == b"real --once\n"

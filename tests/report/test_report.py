@@ -29,7 +29,7 @@ from fpfl.privacy.assumptions import Aggregation
 from fpfl.privacy.conventions import Block
 from fpfl.privacy.plan import PrivacyPlan
 from fpfl.report import series
-from fpfl.report.charts import span_of, thinned
+from fpfl.report.charts import axes, span_of, thinned
 from fpfl.report.comparability import best_tradeoffs, compare, gap_verdict, same_gap, told_apart
 from fpfl.report.comparison import BEATEN, BEST, COLLAPSED, NOT_BEATEN, standing
 from fpfl.report.evaluations import Figure, read_evaluation
@@ -953,6 +953,14 @@ def test_what_is_in_a_folder_is_text_and_nothing_else(copied: Path, runs: dict[s
         assert "<script>alert(1)<" in words
     assert json.loads(in_script({"a": EVIL})) == {"a": EVIL}
     assert not set("<>&") & set(in_script({"a": EVIL}))
+
+
+def test_titles_of_axes_are_text() -> None:
+    """Plotly takes them for HTML; they were put there as they came from the folder."""
+    shown = json.dumps(axes(EVIL, EVIL))
+    assert "<" not in shown
+    assert "%{" not in shown
+    assert "&lt;img" in shown
 
 
 def test_the_page_asks_the_network_for_nothing(runs: dict[str, Path]) -> None:

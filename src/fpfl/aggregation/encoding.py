@@ -116,6 +116,15 @@ class Encoding:
         """Δ: the largest norm of one user's whole numbers."""
         return rounded_norm(self.scale, self.size)
 
+    @property
+    def reach(self) -> float:
+        """2³¹/S: so many clip bounds somebody who lies can move a sum by, in any direction.
+
+        Rotated, u k is up to S k in a number of the ring, whose half is 2³¹. Where it is spread
+        over all D numbers, as a single number of v is, it can be √D times as many.
+        """
+        return RING / 2 / self.scale
+
     def check_ring(self, users: int, nodes: int, bits: int | None) -> None:
         """Refuse what could overflow: the largest sum of so many users and their nodes' noise."""
         noise = 0.0 if bits is None else TAILS * math.sqrt(nodes) * 2.0**bits

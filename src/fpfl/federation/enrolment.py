@@ -17,6 +17,7 @@ authority's by the node. What a file says of itself proves neither.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -372,10 +373,10 @@ def certify(
         name = asked.name if name is None else name
         index = register.free_index() if index is None else index
         for known in register.with_key(asked.key):
+            before = known.credential.name
             raise ValueError(
-                f"the key of {request} was certified before, for {known.credential.name!r}: one "
-                f"node, one name (fpfl federation renew {known.credential.name} hands out another "
-                "certificate)"
+                f"the key of {request} was certified before, for {before!r}: one node, one name "
+                f"(fpfl federation renew {shlex.quote(before)} hands out another certificate)"
             )
         register.check_free(name, index)
         credential = authority.certify(name, index, asked.key, days=days, at=at)

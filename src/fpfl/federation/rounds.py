@@ -147,6 +147,8 @@ class Federated:
     """The rounds of all sums that were opened, where no ledger counts them."""
     suspects: set[str] = field(default_factory=set)
     """Those that spoilt attempts at this round, or whom others made seem so."""
+    spoilers: set[str] = field(default_factory=set)
+    """Those among them that cost a sum: they are suspects in all rounds that follow."""
     doubted: set[int] = field(default_factory=set)
     """Those that were called and showed no keys that count."""
     dealt: Dealt | None = None
@@ -241,7 +243,7 @@ class Federated:
             self._check_room(round)
             try:
                 total = self._attempt(round, said)
-                self.suspects.clear()
+                self.suspects = set(self.spoilers)
                 return total
             except Abandoned as failure:
                 log.warning("round %d, attempt %d was abandoned: %s", round, attempt, failure)
@@ -249,6 +251,8 @@ class Federated:
                 self.dealt = None  # whoever lost what it was dealt gets new keys
                 if failure.suspect is not None:
                     self.suspects.add(failure.suspect)
+                    if failure.unmask_sent:
+                        self.spoilers.add(failure.suspect)
                 if failure.culprit is not None:
                     # It broke the protocol for all to see, and would again.
                     self._exclude(failure.culprit)

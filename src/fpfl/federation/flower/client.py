@@ -65,7 +65,9 @@ def _answered(
 ) -> Mapping[str, Any]:
     try:
         path = _identity(context)
-        node = Node(str(path), agreement, load, dict(context.node_config))
+        config = dict(context.node_config)
+        # `_identity` finds one that the node was not told in Flower's simulation alone.
+        node = Node(str(path), agreement, load, config, simulated="identity" not in config)
         run = f"{context.run_id:x}"
         if _alone() and context.node_config.get("worker") is not False:
             try:

@@ -33,18 +33,23 @@ from typing import Any
 POLL, POLL_VARIABLE = 0.5, "FPFL_NODE_POLL"
 TASKS, TASKS_VARIABLE = "0.1", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
 COMMAND, DOOR = "flwr-clientapp", "door"
+LONGEST = 2**20
+"""Bytes of what is asked: arguments and environment."""
 
 # Started by Flower for every message: it imports what it takes to ask, and waits for the end.
 _ASK = """#!{python} -IS
 import json, os, socket, sys
 asker = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 asker.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-try:
-    asker.connect({door!r})
-except OSError:  # nobody to ask: as Flower does it
-    os.execv({real!r}, [{real!r}, *sys.argv[1:]])
 asked = dict(arguments=sys.argv, folder=os.getcwd(), environment=dict(os.environ))
-socket.send_fds(asker, [json.dumps(asked).encode()], [1, 2])
+said = json.dumps(asked).encode()
+try:
+    if len(said) > {longest}:
+        raise OSError
+    asker.connect({door!r})
+    socket.send_fds(asker, [said], [1, 2])
+except OSError:  # nobody to ask, or too much to say: as Flower does it
+    os.execv({real!r}, [{real!r}, *sys.argv[1:]])
 answer = asker.recv(1)
 sys.exit(answer[0] if answer else 1)
 """
@@ -101,7 +106,8 @@ def _begin_forking(folder: Path) -> None:
     command = folder / COMMAND
     real = shutil.which(COMMAND) or str(Path(sys.executable).with_name(COMMAND))
     door_path = str(folder / DOOR)
-    command.write_text(_ASK.format(python=sys.executable, door=door_path, real=real))
+    asking = _ASK.format(python=sys.executable, door=door_path, real=real, longest=LONGEST)
+    command.write_text(asking)
     command.chmod(0o700)
 
 
@@ -140,7 +146,7 @@ def _be_clientapp(asker: socket.socket) -> None:
 
     code = 1
     try:
-        message, files, _, _ = socket.recv_fds(asker, 1 << 20, 2)
+        message, files, _, _ = socket.recv_fds(asker, LONGEST, 2)
         asked = json.loads(message)
         for number, file in zip((1, 2), files, strict=True):
             os.dup2(file, number)

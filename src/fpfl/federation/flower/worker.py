@@ -72,12 +72,16 @@ class Node:
         ``"module:function"`` each.
     config
         What it was started with.
+    simulated
+        Whether it is one of Flower's simulation, where all nodes are one process: nothing is
+        counted there, and no site has settings.
     """
 
     identity: str
     agreement: str
     load: str
     config: Mapping[str, Any] = field(default_factory=dict)
+    simulated: bool = False
     _kept: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def answer(self, run: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -89,9 +93,7 @@ class Node:
         try:
             path = Path(self.identity)
             states = States.beside(path)
-            # Who was not told its identity here is one of Flower's simulation.
-            simulated = "identity" not in self.config
-            with states.locked(), closing(SiteNode.beside(path, simulated=simulated)) as node:
+            with states.locked(), closing(SiteNode.beside(path, simulated=self.simulated)) as node:
                 if request.get("step") == "advertise":
                     for line in ending(node.identity.authority, node.identity.credential):
                         log.warning("%s", line)

@@ -5,7 +5,9 @@ workspace, under the name that NVFlare knows the client by:
 
 local/fpfl/NAME/identity            the file that the authority made for this node
 local/fpfl/NAME/revoked.crl         a list of the revoked, once there is one
+local/fpfl/NAME/site.toml           what the site allows, if it says so (`fpfl.federation.site`)
 local/fpfl/NAME/node.toml           for the project's own loader, which gets all of it
+local/fpfl/NAME/identity.ledger     what was agreed to and answered; written here
 local/fpfl/NAME/identity.states     what is kept between two tasks; written here
 local/fpfl/NAME/node.log            what was refused or failed, and why; written here
 """
