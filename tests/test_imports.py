@@ -88,6 +88,7 @@ ROOMS = {
         "aggregation",
         "data",
         "fairness",
+        "measurement",
         "methods",
         "numerics",
         "privacy",

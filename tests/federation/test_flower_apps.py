@@ -108,6 +108,7 @@ class Federation:
     def _watch(self, monkeypatch: Any) -> None:
         """Compare every sum with that of its survivors' contributions, number by number."""
         from fpfl.federation import rounds
+        from fpfl.federation.contribution import received
 
         real = rounds.Aggregation
         opened, agreed = self.opened, self.agreed
@@ -125,9 +126,9 @@ class Federation:
                 opened.append((round, self.survivors, found, wanted))
                 return found
 
-        def watched(self: Federated, round: int, w: Any, weights: Any, level: Any) -> Any:
-            now[:] = [round, w, weights]
-            return attempt(self, round, w, weights, level)
+        def watched(self: Federated, round: int, said: Any) -> Any:
+            now[:] = [round, *received(dict(said), agreed)]
+            return attempt(self, round, said)
 
         monkeypatch.setattr(rounds, "Aggregation", Watched)
         monkeypatch.setattr(Federated, "_attempt", watched)

@@ -25,7 +25,7 @@ from fpfl.cli import app
 from fpfl.federation import federate
 from fpfl.federation.agreement import Agreement
 from fpfl.federation.approval import in_words, terms_of
-from fpfl.federation.contribution import Contribution
+from fpfl.federation.contribution import Contribution, broadcast
 from fpfl.federation.ledger import Budget, NodeLedger, NotAnsweredError
 from fpfl.federation.rounds import Federated
 from fpfl.federation.sealing import opened, sealed
@@ -105,7 +105,8 @@ class Sites:
         server._check_room = lambda round: None  # type: ignore[method-assign]
         server._charge = lambda round: None  # type: ignore[method-assign]
         try:
-            server._attempt(round, self.agreed.spec.flat.vector(), None, None)
+            said = broadcast(round, self.agreed.spec.flat.vector(), None)
+            server._attempt(round, said if round else {"round": 0})
         except Abandoned:
             return "\n".join(self.courier.refused[before:])
         return ""
@@ -823,8 +824,8 @@ def test_the_client_app_keeps_to_the_site(tmp_path, monkeypatch, caplog):
     server._check_room = lambda round: None  # type: ignore[method-assign]
     w = agreed.spec.flat.vector()
     with pytest.raises(Abandoned):
-        server._attempt(1_000_000, w, None, None)
-    assert "rounds 1 to 2" in caplog.text
+        server._attempt(1_000_000, broadcast(1_000_000, w, None))
+    assert "from 1 to 2" in caplog.text
     server._attempt(1, w, None, None)
     for i in range(5):
         assert RECORD not in grid.context(i).state.config_records

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import dp_accounting as dp
 import numpy as np
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fpfl.privacy.assumptions import Aggregation
 from fpfl.privacy.filter import Mechanism, PrivacyFilter, ServerLimit, good_order
+from fpfl.privacy.gaussian import gaussian_epsilon
 from fpfl.privacy.plan import Block, PrivacyPlan
 from fpfl.privacy.renyi import (
     BETA,
@@ -21,6 +22,7 @@ from fpfl.privacy.renyi import (
     coins_epsilon,
     coins_renyi,
     not_a_gaussian,
+    renyi_epsilon,
     rounded_norm,
     scale_for,
     shares_epsilon,
@@ -130,6 +132,75 @@ def test_calibration_and_what_it_costs():
     with pytest.raises(ValueError, match="no noise is enough"):
         calibrate_shares(1e-9, 1.0, 10**6, 1e-300)
     assert max(ORDERS) <= 1024
+
+
+@given(
+    noise=st.floats(0.5, 20.0),
+    chance=st.floats(1e-3, 1.0),
+    rounds=st.integers(1, 300),
+    measurement=st.floats(0.5, 100.0),
+)
+@settings(max_examples=40, deadline=None)
+def test_a_measurement_is_composed_with_the_rounds(noise, chance, rounds, measurement):
+    """ε of both is that of either at least, and of their sum at most; far off it is nothing."""
+    delta = 1e-5
+    both = coins_epsilon(noise, chance, rounds, delta, measurement)
+    bare, alone = coins_epsilon(noise, chance, rounds, delta), shares_epsilon(measurement, 1, delta)
+    assert both >= max(bare, alone)
+    assert both <= coins_epsilon(noise, 1.0, rounds, delta, measurement)
+    assert coins_epsilon(noise, chance, rounds, delta, 1e9) == pytest.approx(bare, rel=1e-9)
+    # Each order by itself: at no order is the sum of the two divergences below what is claimed.
+    for order in (2, 8, 64):
+        rho = rounds * coins_renyi(order, noise, chance) + order / (2 * measurement**2)
+        assert both <= renyi_epsilon(rho, order, delta) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("times", [1, 12, 200])
+@pytest.mark.parametrize("measurement", [0.7, 3.0, 40.0])
+def test_without_coins_it_is_the_gaussian_s_up_to_renyi(times, measurement):
+    """Two Gaussians are one with 1/σ² added up: the same formula, and above the exact one."""
+    noise, delta = 4.0, 1e-5
+    both = shares_epsilon(noise, times, delta, measurement)
+    one = (times / noise**2 + 1 / measurement**2) ** -0.5
+    assert both == pytest.approx(shares_epsilon(one, 1, delta), rel=1e-12)
+    exact = gaussian_epsilon(noise, times, delta, measurement=measurement)
+    assert exact <= both <= 1.12 * exact + 0.02
+
+
+@pytest.mark.parametrize("convention", ["coins", "picked"])
+@pytest.mark.parametrize("epsilon", [0.3, 1.0, 4.0])
+@pytest.mark.parametrize("copies", [1, 2])
+def test_a_measurement_by_rule_costs_three_hundredths(convention, epsilon, copies):
+    """In coins the best order may be far from the measurement's: its noise goes by the rounds'."""
+    asked = Privacy(epsilon, convention=convention, copies=copies)
+    bare = asked.plan(population=5000, cohort=250, rounds=200)
+    found = asked.plan(population=5000, cohort=250, rounds=200, measurement=True)
+    assert 0.999 * epsilon < found.epsilon <= epsilon
+    assert found.epsilon_server == found.epsilon == found.epsilon_honest
+    assert 1.0 < found.noise_multiplier / bare.noise_multiplier < 1.07
+    alone = replace_plan(found, measurement=None)
+    assert 0.97 * epsilon <= alone.epsilon < epsilon
+    release = Mechanism.measurement_of(found)
+    assert release == Mechanism("all", 5000, 5000, found.measurement, "zero-out")
+    assert release.renyi(8) == pytest.approx(8 / (2 * found.measurement**2))
+    # Whoever gives σ gets about as dear a measurement.
+    given = Privacy(noise_multiplier=bare.noise_multiplier, convention=convention, copies=copies)
+    dearer = given.plan(population=5000, cohort=250, rounds=200, measurement=True)
+    assert 1.0 < dearer.epsilon / epsilon < 1.032
+    assert dearer.statement(False, False).epsilon_measurement == shares_epsilon(
+        dearer.measurement, 1, dearer.delta
+    )
+
+
+def replace_plan(found: PrivacyPlan, **changes) -> PrivacyPlan:
+    return PrivacyPlan(**{f.name: getattr(found, f.name) for f in fields(found)} | changes)
+
+
+def test_a_measurement_that_is_too_dear_is_refused():
+    with pytest.raises(ValueError, match="the measurement alone"):
+        Privacy(1.0, convention="coins").plan(
+            population=5000, cohort=250, rounds=200, measurement=0.5
+        )
 
 
 def test_plans_of_federations():

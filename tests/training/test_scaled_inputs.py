@@ -198,11 +198,14 @@ def test_a_measurement_that_costs_too_much_is_named_as_it_was_given(
         asked.plan(population=5000, cohort=250, rounds=200, measurement=True)
 
 
-def test_federations_have_no_measurement() -> None:
-    with pytest.raises(ValueError, match="of federations"):
-        fpfl.Privacy(4.0, convention="picked").plan(
-            population=100, cohort=10, rounds=5, measurement=3.0
-        )
+@pytest.mark.parametrize("convention", ["coins", "picked"])
+def test_a_simulated_federation_measures(people: FederatedDataset, convention: str) -> None:
+    run = train(people, privacy=fpfl.Privacy(8.0, convention=convention), rounds=2)
+    assert run.scaling is not None
+    assert run.scaling.of("measured") == ("age", "score", "job")
+    assert run.privacy is not None
+    assert 0 < run.privacy.epsilon_measurement < run.privacy.epsilon <= 8.0
+    assert "in which everybody takes part" in str(run.privacy)
 
 
 # --- what is sent ---------------------------------------------------------------------------------

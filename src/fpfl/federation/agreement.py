@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -24,17 +24,22 @@ from fpfl.aggregation.encoding import RESERVE, Encoding
 from fpfl.aggregation.noise import SeededNoise, SystemNoise
 from fpfl.aggregation.sums import ThirdParty
 from fpfl.data.federated import FederatedDataset
+from fpfl.data.inputs import InputColumn
 from fpfl.data.schema import Schema
+from fpfl.data.table_schema import TableSchema
+from fpfl.data.tables import input_columns
 from fpfl.fairness.constraints import Constraint
+from fpfl.federation.measurement import Measured
 from fpfl.federation.secagg import GraphChoice, choose_graph
 from fpfl.methods import Method
 from fpfl.privacy.adaptive import BoundGrid
 from fpfl.privacy.assumptions import Aggregation
 from fpfl.privacy.conventions import SHARED
-from fpfl.privacy.plan import PrivacyPlan
+from fpfl.privacy.plan import Block, PrivacyPlan
 from fpfl.privacy.settings import Clipping, Privacy
 from fpfl.server.loop import OptimizerFactory
 from fpfl.server.selection import Rule
+from fpfl.training.inputs import Inputs, too_many
 from fpfl.training.spec import TrainingSpec, check_types, flat_model
 from fpfl.users import isolation
 from fpfl.users.engine import CohortEngine
@@ -86,6 +91,11 @@ class Agreement:
         user, or where the server picks.
     whole_inputs
         Whether features are whole numbers (codes, raw images) that the model takes as they are.
+    measure, columns
+        Whether a table's inputs are scaled, as ``fpfl.train`` does: what ``columns``, a
+        `TableSchema` (or what ``fpfl.read_table`` made of one, ``data.columns``), declares is used,
+        and what it does not is measured, in a first sum before the first round whose cost is in ε.
+        The model is then one of scaled inputs, and the finished run's has the scaling before it.
     test_seed
         Seeds coins and noise, to compare a federation with a simulation: NOT PRIVATE.
     """
@@ -113,6 +123,8 @@ class Agreement:
     timeout: float = 120.0
     hold: float = 0.0
     whole_inputs: torch.dtype | None = None
+    measure: bool = False
+    columns: TableSchema | Sequence[InputColumn] | None = None
     test_seed: int | None = None
     aggregation: Aggregation = field(init=False, repr=False)
 
@@ -167,7 +179,7 @@ class Agreement:
                 f"of {asked} nodes least={enough} must answer, but secure aggregation opens no sum "
                 f"of fewer than {threshold}: leave least out, or raise it to {threshold}"
             )
-        _ = self.spec  # refuses what no training can have
+        _ = self.inputs, self.spec  # refuse what no training can have
 
     # --- what follows from it -----------------------------------------------------------------
 
@@ -194,6 +206,48 @@ class Agreement:
         return choose_graph(nodes, parts.colluders, dropping, fewest=parts.least)
 
     @cached_property
+    def inputs(self) -> Inputs | None:
+        """What is settled about the inputs; None where they are used as they are."""
+        if not self.measure or not self.columns:
+            if self.measure or self.columns is not None:
+                raise ValueError(
+                    f"measure={self.measure} and columns={self.columns!r} were given; what is "
+                    "measured are a table's columns: give both, measure=True and columns=the "
+                    "TableSchema, or neither"
+                )
+            return None
+        columns, shape = self.columns, self.schema.shape
+        if isinstance(columns, TableSchema):
+            columns = input_columns(columns)
+        found = Inputs(tuple(columns), shape[0], "declared")
+        if len(shape) != 1 or too_many(found.columns, self.schema) or self.whole_inputs is not None:
+            raise ValueError(
+                f"samples have the shape {shape} (whole_inputs={self.whole_inputs}), and the "
+                f"columns {[column.name for column in found.columns]} are about other inputs: give "
+                "the columns of the table that the features are from"
+            )
+        if not found.wanted:
+            return found
+        if self.privacy is None:
+            raise ValueError(
+                f"the columns {[column.name for column in found.wanted]} would be measured, and "
+                "without privacy their histograms would be opened as they are: give privacy, or "
+                "declare centre and scale, or shares, in the schema"
+            )
+        return replace(found, source="measured")
+
+    @cached_property
+    def measured(self) -> Measured | None:
+        """The sum before the first round; None where nothing is measured."""
+        if self.inputs is None or not self.inputs.measured:
+            return None
+        assert self.plan is not None
+        # Whom the server picks: as many nodes as in a round, with as many users.
+        picked = self.privacy is not None and self.privacy.convention == "picked"
+        users = self.cohort if picked else self.population
+        return Measured(self.inputs.wanted, self.plan, users)
+
+    @cached_property
     def spec(self) -> TrainingSpec:
         """The training that was agreed on."""
         model = self.model()
@@ -215,6 +269,7 @@ class Agreement:
             selection_window=self.selection_window,
             samples_per_user=self.samples_per_user,
             local=self.local,
+            measurement=self.inputs is not None and self.inputs.measured,
         )
 
     @property
@@ -248,41 +303,65 @@ class Agreement:
         rules = at_bound(self.rules, self.grid.at(level))
         return rules, replace(self.encoding, rules=rules)
 
-    @cached_property
+    @property
     def bits(self) -> int | None:
-        """A node's share of noise has a deviation of 2 to this power; None without shares.
+        """A node's share of noise has a deviation of 2 to this power; None without shares."""
+        return self._training[1]
 
-        As many as fit into the ring with everybody in one round.
+    @property
+    def encoding(self) -> Encoding:
+        """How vectors become whole numbers."""
+        return self._training[0]
+
+    def encodings(self, round: int) -> tuple[Encoding, int | None]:
+        """How vectors become whole numbers in a round, and the bits of its shares of noise.
+
+        Round 0 is the measurement, where there is one, and nothing else is.
+        """
+        return self._training if round or self.measured is None else self._measurement
+
+    @cached_property
+    def _training(self) -> tuple[Encoding, int | None]:
+        return self._encoded(self.plan, self.spec.blocks, self.rules, self.layout.size)
+
+    @cached_property
+    def _measurement(self) -> tuple[Encoding, int | None]:
+        measured = self.measured
+        assert measured is not None  # or there is no round 0
+        release = measured.release
+        return self._encoded(release, release.blocks, measured.rules, measured.size)
+
+    def _encoded(
+        self,
+        plan: PrivacyPlan | None,
+        blocks: tuple[Block, ...],
+        rules: tuple[ClipRule, ...],
+        size: int,
+    ) -> tuple[Encoding, int | None]:
+        """The encoding of vectors with this noise, and as many bits as fit into the ring.
+
+        With everybody in one sum.
         """
         if not self.aggregation.shares:
-            return None
-        assert self.plan is not None
-        adders, reasons = self.aggregation.adders, []
+            shares = {block.name: block.share for block in blocks}
+            each = tuple(shares[rule.name] for rule in rules)
+            encoding = Encoding.without_noise(rules, each, size, self._most)
+            encoding.check_ring(self._most, self.nodes, None)
+            return encoding, None
+        assert plan is not None
+        reasons = []
         for bits in range(MOST_BITS, 3, -1):
             try:
-                encoding = Encoding.of(self.plan, self.rules, self.layout.size, adders, bits)
+                encoding = Encoding.of(plan, rules, size, self.aggregation.adders, bits)
                 encoding.check_ring(self._most, self.nodes, bits)
             except ValueError as error:
                 reasons.append(str(error))
                 continue
-            return bits
+            return encoding, bits
         raise ValueError(
             f"a population of {self.population:,} (on up to {self.privacy_copies} nodes each) and "
             f"this noise do not fit into a ring of 2^32 together: {reasons[-1]}"
         )
-
-    @cached_property
-    def encoding(self) -> Encoding:
-        """How vectors become whole numbers."""
-        size, parts = self.layout.size, self.aggregation
-        if self.bits is not None:
-            assert self.plan is not None
-            return Encoding.of(self.plan, self.rules, size, parts.adders, self.bits)
-        shares = {block.name: block.share for block in self.spec.blocks}
-        each = tuple(shares[rule.name] for rule in self.rules)
-        encoding = Encoding.without_noise(self.rules, each, size, self._most)
-        encoding.check_ring(self._most, self.nodes, None)
-        return encoding
 
     @cached_property
     def trusted_party(self) -> ThirdParty | None:
@@ -321,6 +400,7 @@ class Agreement:
             "held": self.aggregation.held,
             "seeded_cohorts": self.test_seed is not None,
             "seeded_noise": self.test_seed is not None,
+            **({} if self.inputs is None else {"scaling": self.inputs.source}),
         }
 
     @cached_property
@@ -348,6 +428,12 @@ class Agreement:
             "model": self.model_hash,
             "test_seed": self.test_seed,
         }
+        if self.inputs is not None:
+            said["columns"] = [asdict(column) for column in self.inputs.columns]
+        if self.measured is not None:
+            encoding, bits = self.encodings(0)
+            said["measured"] = [asdict(each) for each in self.measured.cells]
+            said |= {"measured_scale": encoding.scale, "measured_bits": bits}
         return hashlib.sha256(json.dumps(said, sort_keys=True, default=repr).encode()).digest()[:16]
 
     def engine(self, data: FederatedDataset) -> CohortEngine:

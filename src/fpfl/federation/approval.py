@@ -7,6 +7,7 @@ users is in the agreement's fingerprint: who approves a fingerprint has approved
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ def terms_of(agreement: Agreement) -> dict[str, Any]:
     plan, settings = agreement.plan, agreement.spec.settings
     bounded = plan is not None and agreement.aggregation.shares and agreement.test_seed is None
     mechanism = Mechanism.of(plan).as_dict() if plan is not None and bounded else None
+    before = None if plan is None else Mechanism.measurement_of(plan)
+    measures = {} if before is None else {"measurement": before.as_dict() if bounded else None}
     return {
         "population": agreement.population,
         "cohort": agreement.cohort,
@@ -45,24 +48,51 @@ def terms_of(agreement: Agreement) -> dict[str, Any]:
         "attempts": agreement.attempts,
         "seeded": agreement.test_seed is not None,
         "mechanism": mechanism,
+        **measures,
     }
 
 
-def most_sums(terms: dict[str, Any]) -> int:
-    """How many sums of an agreement may be opened.
+@dataclass(frozen=True)
+class Kind:
+    """Sums of one kind: a round's, or the measurement's, which is round 0.
 
-    T, where each one costs. Where nothing bounds what a sum says, its server does not count those
-    of attempts that failed, either: as many as there can be attempts.
+    Parameters
+    ----------
+    rounds
+        Which rounds they are of.
+    sums
+        How many of them may be opened. One each, where each one costs. Where nothing bounds what a
+        sum says, its server does not count those of attempts that failed, either: as many as there
+        can be attempts.
+    terms
+        One opened sum as an accountant sees it, as plain values; None: nothing bounds it.
     """
+
+    rounds: range
+    sums: int
+    terms: dict[str, Any] | None
+
+    @property
+    def mechanism(self) -> Mechanism | None:
+        """One opened sum as an accountant sees it; None: nothing bounds it."""
+        from fpfl.privacy.filter import Mechanism
+
+        return None if self.terms is None else Mechanism.from_dict(self.terms)
+
+
+def kinds_of(terms: dict[str, Any]) -> tuple[Kind, ...]:
+    """The kinds of sums of an agreement, by its terms; no kind may be opened for another."""
     once = 1 if terms["mechanism"] is not None else int(terms["attempts"])
-    return once * int(terms["rounds"])
+    rounds = int(terms["rounds"])
+    found = [Kind(range(1, rounds + 1), once * rounds, terms["mechanism"])]
+    if "measurement" in terms:
+        found.append(Kind(range(1), once, terms["measurement"]))
+    return tuple(found)
 
 
-def mechanism_of(terms: dict[str, Any]) -> Mechanism | None:
-    """One opened sum as an accountant sees it, of kept terms; None: nothing bounds it."""
-    from fpfl.privacy.filter import Mechanism
-
-    return None if terms["mechanism"] is None else Mechanism.from_dict(terms["mechanism"])
+def most_sums(terms: dict[str, Any]) -> int:
+    """How many sums of an agreement may be opened, of all kinds together."""
+    return sum(kind.sums for kind in kinds_of(terms))
 
 
 def in_words(fingerprint: str, terms: dict[str, Any]) -> str:
@@ -80,10 +110,11 @@ def in_words(fingerprint: str, terms: dict[str, Any]) -> str:
     else:
         noise = t["mechanism"]["noise_multiplier"]
         privacy = (
-            f"ε = {t['epsilon']:.4g} at δ = {t['delta']:.3g} for all rounds together, the server "
+            f"ε = {t['epsilon']:.4g} at δ = {t['delta']:.3g} for all sums together, the server "
             f"included (convention {t['convention']!r}, noise {noise:.4g} clip bounds, "
             f"{t['mechanism']['neighbours']} neighbours)"
         )
+    measures = "measurement" in t
     many = f", and a person may be on {t['copies']} nodes" if t["copies"] > 1 else ""
     hold = f"{t['hold']:g} s at least" if t["hold"] else "not held back"
     return "\n".join(
@@ -91,6 +122,7 @@ def in_words(fingerprint: str, terms: dict[str, Any]) -> str:
             f"Agreement {fingerprint}",
             f"  users      {t['population']:,} in all, {t['cohort']:,} in a round{many}",
             f"  rounds     {t['rounds']:,}: so many sums are opened, and no more",
+            *(["  measured   the inputs' columns, in one sum before round 1"] if measures else []),
             f"  privacy    {privacy}",
             f"  clip       {_plain(t['clip'])}",
             f"  model      {t['parameters']:,} parameters, {t['model']}",

@@ -8,6 +8,10 @@ same from outside. So does one whose files cannot be read at all: an error would
 the data, and it stays on the node. A sample that is not what was declared is its user's matter
 alone: that user sends zero, and the others what they always do.
 
+Round 0 is the measurement, where there is one: every user's histogram is in it, without coins
+(`fpfl.federation.measurement`). What came of it is broadcast with the model from then on, and
+inputs are scaled here as `fpfl.train` scales them.
+
 The time that an answer takes is seen, too. A node where nobody is sampled computes somebody all the
 same and throws it away, so that one with a single user always does the same work. On a node with
 many the time still grows with how many are sampled: `Agreement.hold` keeps every answer back until
@@ -35,10 +39,12 @@ from fpfl.aggregation.encoding import in_ring, system_uniform
 from fpfl.aggregation.noise import discrete_gaussian
 from fpfl.data.checks import checked_by_user
 from fpfl.data.federated import FederatedDataset
+from fpfl.data.inputs import Scaling, scaling_of
 from fpfl.fairness.totals import Weights
 from fpfl.federation.agreement import Agreement
 from fpfl.numerics.randomness import RoundStreams, derived_seed, hashed
 from fpfl.privacy.sampling import PoissonSampling
+from fpfl.training.inputs import numbers_of, scaled, with_numbers
 from fpfl.users.engine import CohortEngine
 
 log = logging.getLogger("fpfl.federation")
@@ -143,17 +149,27 @@ class Contribution:
     overran: Callable[[int, float], None] | None = None
 
     def vector(
-        self, round: int, w: Tensor, weights: Weights | None, level: int | None = None
+        self,
+        round: int,
+        w: Tensor | None = None,
+        weights: Weights | None = None,
+        level: int | None = None,
+        scaling: Scaling | None = None,
     ) -> NDArray[np.uint32]:
-        """The node's whole numbers for a round at w, with its noise.
+        """The node's whole numbers for a round at w, with its noise; round 0 has no w.
 
-        ``level`` is that of the clip bound, where it adapts.
+        ``level`` is that of the clip bound, where it adapts; ``scaling`` that of the inputs, where
+        they are scaled.
         """
         begun = time.monotonic()
-        size, bits = self.agreement.encoding.size, self.agreement.bits
-        total = np.zeros(size, dtype=np.int64)
+        encoding, bits = self.agreement.encodings(round)
+        total, size = np.zeros(encoding.size, dtype=np.int64), encoding.size
         try:
-            total += self._users(round, w, weights, level)
+            if round == 0:
+                total += self._measured()
+            else:
+                assert w is not None  # of every round of training
+                total += self._users(round, w, weights, level, scaling)
         except Exception:
             # Whatever it is: that data here is bad, or missing, is this node's to know.
             log.exception("round %d: the data of this node cannot be used; it sends zero", round)
@@ -172,13 +188,35 @@ class Contribution:
                 self.overran(round, self.agreement.hold - left)
         return in_ring(total)
 
-    def _users(
-        self, round: int, w: Tensor, weights: Weights | None, level: int | None
-    ) -> NDArray[np.int64]:
-        agreement = self.agreement
+    def _data(self) -> FederatedDataset:
+        """The node's users, where they are what was agreed on."""
         with checked_by_user():  # one user's bad sample must not take the others away
             data = replace(self.load(), checked=False)
-        _check(data, agreement)
+        _check(data, self.agreement)
+        return data
+
+    def _measured(self) -> NDArray[np.int64]:
+        """Every user's histograms, each rounded on its own."""
+        measured, (encoding, _) = self.agreement.measured, self.agreement.encodings(0)
+        assert measured is not None  # or there is no round 0
+        total = np.zeros(encoding.size, dtype=np.int64)
+        at_once = max(1, ROWS_BYTES // (8 * measured.size))
+        for rows in measured.vectors(self._data(), at_once):
+            for whole in encoding.each(rows, 0, self.chance.uniform):
+                total += whole.numpy()
+        return total
+
+    def _users(
+        self,
+        round: int,
+        w: Tensor,
+        weights: Weights | None,
+        level: int | None,
+        scaling: Scaling | None,
+    ) -> NDArray[np.int64]:
+        agreement, data = self.agreement, self._data()
+        if scaling is not None:
+            data = scaled(data, scaling)
         engine = agreement.engine(data)
         everybody = np.arange(data.population, dtype=np.int64)
         if not len(everybody):
@@ -236,17 +274,29 @@ def _check(data: FederatedDataset, agreement: Agreement) -> None:
             f"the data's schema has another {' and '.join(wrong)} than was agreed: "
             f"{[getattr(mine, name) for name in wrong]}"
         )
+    inputs = agreement.inputs
+    if inputs is not None and (data.lazy or data.columns not in ((), inputs.columns)):
+        raise ValueError(
+            "the data's inputs are to be scaled, and they are read from files or have other "
+            "columns than were agreed on: read the table by the agreement's schema"
+        )
 
 
 def broadcast(
-    round: int, w: Tensor, weights: Weights | None, level: int | None = None
+    round: int,
+    w: Tensor,
+    weights: Weights | None,
+    level: int | None = None,
+    scaling: Scaling | None = None,
 ) -> dict[str, bytes | float | int]:
     """What the server sends beside a round's shares: its number, the model, weights if there are.
 
-    The clip bound's level, where it adapts. A hash of all of it is in every mask, so that nothing
-    comes of sending other things to others.
+    The clip bound's level, where it adapts, and the inputs' scaling, where they were measured. A
+    hash of all of it is in every mask, so that nothing comes of sending other things to others.
     """
     said: dict[str, bytes | float | int] = {"round": round, "w": _bytes(w)}
+    if scaling is not None:
+        said["scaling"] = np.array(numbers_of(scaling), dtype="<f8").tobytes()
     if level is not None:
         said["level"] = level
     if weights is not None:
@@ -293,12 +343,37 @@ def _range(said: Mapping[str, object], agreement: Agreement) -> tuple[float, flo
     )
 
 
-def received_round(said: Mapping[str, object]) -> int:
-    """The round that a broadcast is of; what is no number of a round is refused."""
-    round = said.get("round")
-    if type(round) is not int or not 0 < round < 2**62:
-        raise ValueError(f"a round must be a whole number from 1, but got {round!r}")
+def received_round(said: Mapping[str, object], agreement: Agreement) -> int:
+    """The round that a broadcast is of; what is no round of the agreement is refused.
+
+    Round 0 is there where the agreement measures. Nothing but its number says what a round is of.
+    """
+    round, first = said.get("round"), int(agreement.measured is None)
+    if type(round) is not int or not first <= round <= agreement.rounds:
+        raise ValueError(
+            f"a round must be a whole number from {first} to {agreement.rounds}, which were agreed "
+            f"on, but got {round!r}"
+        )
     return round
+
+
+def received_scaling(said: Mapping[str, object], agreement: Agreement) -> Scaling | None:
+    """The scaling of the inputs: that of the columns, with the numbers that were found out."""
+    inputs, data = agreement.inputs, said.get("scaling")
+    if inputs is None or not inputs.measured:
+        if data is not None:
+            raise ValueError("a scaling of the inputs came, and none is measured")
+        return None if inputs is None else scaling_of(inputs.columns, inputs.size)
+    plain = scaling_of(inputs.columns, inputs.size)
+    count = len(numbers_of(plain))
+    if not isinstance(data, bytes) or len(data) != 8 * count:
+        raise ValueError(f"'scaling' must be {count} numbers of 8 bytes")
+    try:
+        return with_numbers(plain, np.frombuffer(data, dtype="<f8").tolist())
+    except ValueError:
+        raise ValueError(
+            "'scaling' must have finite centres, positive widths and ascending knots"
+        ) from None
 
 
 def received_level(said: Mapping[str, object], agreement: Agreement) -> int | None:

@@ -21,6 +21,9 @@ one that was approved before, all of its T must fit into the site's budget,
 
     Σ_agreements T · ρ_agreement(α) ≤ ρ(ε, δ, α),
 
+with its measurement's ρ₀(α) besides, where it has one: that is round 0, which is counted by itself,
+and no second one is answered.
+
 by the privacy filter that was fixed before the first (`fpfl.privacy.filter`). What was approved is
 reserved, so a server that keeps to the agreement never meets the limit on the way. Of an agreement
 that was ended the vectors count that it was given.
@@ -49,7 +52,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from fpfl.federation.approval import mechanism_of, most_sums
+from fpfl.federation.approval import Kind, kinds_of, most_sums
 from fpfl.store.chain import Chain, ChainError
 from fpfl.store.files import sync_folder
 
@@ -59,6 +62,7 @@ if TYPE_CHECKING:
 _HOLDS = "node ledger"
 
 Count = Literal["sums", "vectors"]
+What = Literal["reserved", "sums", "vectors"]
 
 
 class NotAnsweredError(Exception):
@@ -109,11 +113,24 @@ class Account:
     @property
     def reserved(self) -> int:
         """How many sums the budget is charged with."""
-        return min(len(self.vectors), self.limit) if self.ended else self.limit
+        return sum(self.counted("reserved", kind) for kind in kinds_of(self.terms))
 
-    def used(self, count: Count) -> int:
-        """How many have been used up, counted so."""
-        return len(self.vectors if count == "vectors" else self.sums)
+    def counted(self, what: What, kind: Kind) -> int:
+        """How many sums of a kind there are, counted so."""
+        limit = len(self.approvals) * kind.sums
+        if what == "reserved" and not self.ended:
+            return limit
+        sessions = self.sums if what == "sums" else self.vectors.keys()
+        found = sum(self.vectors[session] in kind.rounds for session in sessions)
+        return min(found, limit) if what == "reserved" else found
+
+    def left(self, count: Count, round: int | None) -> bool:
+        """Whether there is one left of a round's kind; of any, where it is not said which."""
+        return any(
+            self.counted(count, kind) < len(self.approvals) * kind.sums
+            for kind in kinds_of(self.terms)
+            if round is None or round in kind.rounds
+        )
 
 
 @dataclass(frozen=True)
@@ -304,7 +321,7 @@ class NodeLedger:
                 self._append("answer", session=name, step=step, request=request.hex())
                 return
             if count == "sums":  # else it was counted as a vector
-                self._check_left(fingerprint, account, count)
+                self._check_left(fingerprint, account, account.vectors[name], count)
             self._append("sum", session=name, agreement=fingerprint, request=request.hex())
 
     def overran(self, fingerprint: str, round: int, seconds: float) -> None:
@@ -317,12 +334,12 @@ class NodeLedger:
 
     # --- what it comes to ---------------------------------------------------------------------
 
-    def charges(self, what: Literal["reserved", "sums", "vectors"]) -> dict[Mechanism | None, int]:
+    def charges(self, what: What) -> dict[Mechanism | None, int]:
         """How often each mechanism was charged; None stands for what nothing bounds."""
         self._refresh()
         return self._charges(what)
 
-    def spent(self, delta: float, what: Literal["reserved", "sums", "vectors"] = "sums") -> float:
+    def spent(self, delta: float, what: What = "sums") -> float:
         """ε at δ of what was charged, at the best Rényi order; infinite where nothing bounds it."""
         from fpfl.privacy.renyi import ORDERS, renyi_epsilon
 
@@ -344,7 +361,7 @@ class NodeLedger:
         deltas = [fixed] if fixed else [account.terms for account in self.accounts.values()]
         delta = min((each["delta"] for each in deltas if each["delta"]), default=1e-6)
 
-        def spent(what: Literal["reserved", "sums", "vectors"]) -> float | None:
+        def spent(what: What) -> float | None:
             epsilon = self.spent(delta, what)
             return None if math.isinf(epsilon) else epsilon
 
@@ -401,18 +418,29 @@ class NodeLedger:
                 f"the agreement {fingerprint} is not approved at this site: fpfl federation "
                 f"approve SITE {fingerprint} shows and approves it."
             )
-        rounds = account.terms["rounds"]
-        if round is not None and (type(round) is not int or not 1 <= round <= rounds):
+        known = [kind.rounds for kind in kinds_of(account.terms)]
+        if round is not None and (
+            type(round) is not int or not any(round in rounds for rounds in known)
+        ):
             raise NotAnsweredError(
-                f"round {round} of the agreement {fingerprint} was asked for, and it has rounds 1 "
-                f"to {rounds}."
+                f"round {round} of the agreement {fingerprint} was asked for, and it has rounds "
+                f"{min(rounds[0] for rounds in known)} to {max(rounds[-1] for rounds in known)}."
             )
-        self._check_left(fingerprint, account, count)
+        self._check_left(fingerprint, account, round, count)
 
-    def _check_left(self, fingerprint: str, account: Account, count: Count) -> None:
-        if account.used(count) >= account.limit:
+    def _check_left(
+        self, fingerprint: str, account: Account, round: int | None, count: Count
+    ) -> None:
+        if not account.left(count, round):
+            kind = "measurements" if round == 0 else "sums"
+            most = sum(
+                kind.sums
+                for kind in kinds_of(account.terms)
+                if round is None or round in kind.rounds
+            )
             raise NotAnsweredError(
-                f"all {account.limit} sums of the agreement {fingerprint} have been opened. To "
+                f"all {len(account.approvals) * most} {kind} of the agreement {fingerprint} have "
+                "been opened. To "
                 "have it run once more, its site has to approve it again: fpfl federation approve "
                 f"SITE {fingerprint} --again."
             )
@@ -449,7 +477,8 @@ class NodeLedger:
                 "holds where it is fixed before the first: begin a ledger with it (what was "
                 "approved so far comes on top), or leave it out",
             )
-        mechanism = mechanism_of(terms)
+        kinds = [(kind.mechanism, kind.sums) for kind in kinds_of(terms)]
+        mechanism = kinds[0][0]
         if mechanism is None:
             raise NotAnsweredError(
                 "this site has a privacy budget, and nothing bounds what this agreement's sums "
@@ -457,7 +486,7 @@ class NodeLedger:
             )
         try:
             limit, fixed = self._limit(budget, mechanism)
-            wanted = limit.cost(mechanism) * terms["rounds"]
+            wanted = sum(limit.cost(each) * sums for each, sums in kinds if each is not None)
             taken = sum(
                 limit.cost(charged) * times
                 for charged, times in self._charges("reserved").items()
@@ -497,13 +526,12 @@ class NodeLedger:
             )
         return PrivacyFilter(fixed["epsilon"], fixed["delta"], fixed["order"]), fixed
 
-    def _charges(self, what: str) -> dict[Mechanism | None, int]:
+    def _charges(self, what: What) -> dict[Mechanism | None, int]:
         found: dict[Mechanism | None, int] = {}
         for account in self.accounts.values():
-            counts = {"sums": len(account.sums), "vectors": len(account.vectors)}
-            times = counts.get(what, account.reserved)
-            mechanism = mechanism_of(account.terms)
-            found[mechanism] = found.get(mechanism, 0) + times
+            for kind in kinds_of(account.terms):
+                mechanism = kind.mechanism
+                found[mechanism] = found.get(mechanism, 0) + account.counted(what, kind)
         return found
 
     # --- the file -----------------------------------------------------------------------------

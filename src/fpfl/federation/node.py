@@ -79,13 +79,17 @@ def _vector(
     state: ClientState, request: Mapping[str, Any], make: Callable[[], Contribution]
 ) -> NDArray[np.uint32]:
     """The node's vector, where the dealing is what was agreed on; nothing was revealed so far."""
-    from fpfl.federation.contribution import received, received_level, received_round
+    from fpfl.federation.contribution import (
+        received,
+        received_level,
+        received_round,
+        received_scaling,
+    )
 
     contribution = make()
     agreement, dealing = contribution.agreement, state.dealing
     agreed = {
         "fingerprint": (dealing.run[RUN_BYTES:], agreement.fingerprint),
-        "size": (dealing.size, agreement.encoding.size),
         "least": (dealing.least, agreement.aggregation.least),
         "graph": (GraphChoice(dealing.degree, dealing.threshold), agreement.graph),
     }
@@ -101,9 +105,15 @@ def _vector(
             "see that all parties run the same version of the project.",
         )
     try:
-        round = received_round(request)
-        level = received_level(request, agreement)
-        w, weights = received(dict(request), agreement)
+        round = received_round(request, agreement)
+        size = agreement.encodings(round)[0].size
+        if dealing.size != size:
+            raise ValueError(f"vectors of round {round} have {size} numbers, not {dealing.size}")
+        given: tuple[Any, ...] = ()
+        if round > 0:
+            w, weights = received(dict(request), agreement)
+            level = received_level(request, agreement)
+            given = (w, weights, level, received_scaling(request, agreement))
     except ValueError as error:
         raise Refused(state.name, f"{error}.") from None
-    return contribution.vector(round, w, weights, level)
+    return contribution.vector(round, *given)

@@ -26,10 +26,14 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
+from fpfl.aggregation.noise import SeededNoise, SystemNoise
+from fpfl.data.inputs import Found, Scaling, scaling_of
 from fpfl.fairness.totals import Weights
 from fpfl.federation.agreement import Agreement
 from fpfl.federation.contribution import broadcast
@@ -48,8 +52,10 @@ from fpfl.federation.secagg import (
 from fpfl.federation.secagg.server import Exchange, read_advert
 from fpfl.federation.secagg.session import MOST_SESSIONS
 from fpfl.privacy.conventions import BudgetExhaustedError
+from fpfl.privacy.filter import Mechanism
 from fpfl.runs.folder import EXCLUDED, RunFolder, is_begun, read_excluded
 from fpfl.runs.journal import Journal
+from fpfl.runs.ledger import LOST_SUM, RunLedger
 from fpfl.runs.resume import Kept
 from fpfl.server.loop import Callback
 from fpfl.server.ranks import Ranks
@@ -146,6 +152,8 @@ class Federated:
     doubted: set[int] = field(default_factory=set)
     """Those that were called and showed no keys that count."""
     dealt: Dealt | None = None
+    scaling: Scaling | None = None
+    """How nodes are to scale their inputs, once it is known."""
 
     def __post_init__(self) -> None:
         if self.folder is not None:
@@ -159,12 +167,84 @@ class Federated:
             known = self.past.totals.get(round)
             if known is not None:
                 return known.to(w.device, w.dtype)
+        sent = self.scaling if self.agreement.measured is not None else None
+        total = self._summed(round, broadcast(round, w, weights, level, sent))
+        _, encoding = self.agreement.at(level)
+        v = self._noised(encoding.decoded(total, round), round, level).to(w.dtype)
+        if self.journal is not None:
+            self.journal.log(round, v)
+        return v
+
+    def scale(self) -> Scaling | None:
+        """How inputs are scaled: as was written down, or measured now; None where they are not.
+
+        What was measured is written down before anything is computed with it, and a run that goes
+        on reads it there.
+        """
+        inputs = self.agreement.inputs
+        ledger = None if self.journal is None else self.journal.ledger
+        if ledger is not None:
+            self._check_begun(ledger)
+        if inputs is None:
+            return None
+        plain = scaling_of(inputs.columns, inputs.size)
+        if ledger is not None and ledger.scaling is not None:
+            self.scaling = Scaling.from_dict(ledger.scaling["scaling"])
+            if _by_columns(plain) != _by_columns(self.scaling):
+                raise FederationError(
+                    f"the run in {self.folder} has scaled other columns than these: start it again "
+                    "with the schema that it was begun with"
+                )
+            return self.scaling
+        found = self._measured() if inputs.measured else {}
+        self.scaling = scaling_of(inputs.columns, inputs.size, found)
+        if ledger is not None:
+            ledger.record_scaling(self.scaling.as_dict(), measured=inputs.measured)
+        return self.scaling
+
+    def _check_begun(self, ledger: RunLedger) -> None:
+        """Refuse a run that was begun with another measurement, or with other inputs."""
+        plan, inputs = self.agreement.plan, self.agreement.inputs
+        before = ledger.terms.measurement if ledger.terms else None
+        mine = None if plan is None else Mechanism.measurement_of(plan)
+        if before != mine:
+            noise = [None if each is None else each.noise_multiplier for each in (before, mine)]
+            raise FederationError(
+                f"the run in {self.folder} was begun with a measurement of the noise multiplier "
+                f"{noise[0]}, and now it is {noise[1]}; what it costs is fixed. Go on with "
+                f"Privacy(measurement={noise[0]}), or start a new run"
+            )
+        going = self.past is not None and self.past.next_round > 1
+        if (inputs is None and ledger.scaling is not None) or (
+            inputs is not None and ledger.scaling is None and going
+        ):
+            raise FederationError(
+                f"the run in {self.folder} was begun {'with' if inputs is None else 'without'} "
+                "scaled inputs: go on with the measure and columns that it was begun with"
+            )
+
+    def _measured(self) -> dict[str, Found]:
+        """Round 0, and what it says of the columns."""
+        agreement = self.agreement
+        measured, (encoding, bits) = agreement.measured, agreement.encodings(0)
+        assert measured is not None  # or there is no round 0
+        total = encoding.decoded(self._summed(0, {"round": 0}), 0)
+        if bits is None:
+            seed = agreement.test_seed
+            source = SystemNoise() if seed is None else SeededNoise(seed)
+            total = measured.noised(total, encoding, source)
+            return measured.found(total, measured.server_stddev)
+        return measured.found(total, float(encoding.noise_stddev(agreement.asked, bits)[0]))
+
+    def _summed(self, round: int, said: Mapping[str, Any]) -> NDArray[np.uint32]:
+        """The sum of a round in the ring; what is tried again is dealt anew."""
         failures = []
         for attempt in range(1, self.agreement.attempts + 1):
             self._check_room(round)
             try:
-                total = self._attempt(round, w, weights, level)
-                v = self._noised(total, round, level).to(w.dtype)
+                total = self._attempt(round, said)
+                self.suspects = set(self.spoilers)
+                return total
             except Abandoned as failure:
                 log.warning("round %d, attempt %d was abandoned: %s", round, attempt, failure)
                 failures.append(str(failure))
@@ -176,11 +256,6 @@ class Federated:
                 if failure.culprit is not None:
                     # It broke the protocol for all to see, and would again.
                     self._exclude(failure.culprit)
-                continue
-            if self.journal is not None:
-                self.journal.log(round, v)
-            self.suspects = set(self.spoilers)
-            return v
         raise FederationError(
             f"round {round} was abandoned {len(failures)} times, at last because {failures[-1]} "
             "What was released stays: start the run again when more nodes can be reached, and it "
@@ -197,13 +272,12 @@ class Federated:
 
     # --- one attempt --------------------------------------------------------------------------
 
-    def _attempt(self, round: int, w: Tensor, weights: Weights | None, level: int | None) -> Tensor:
-        """Σ of the survivors' vectors, decoded."""
+    def _attempt(self, round: int, said: Mapping[str, Any]) -> NDArray[np.uint32]:
+        """Σ of the survivors' vectors."""
         dealt, there = self._ready(round)
         place, dealt.next = dealt.next, dealt.next + 1
         names = {name for name, node in dealt.places.items() if node in there} - self.excluded
         names = {name for name in names if self._counts(dealt.deal, name)}
-        said = broadcast(round, w, weights, level)
         aggregation = Aggregation(dealt.deal, place, said, names)
         lost: set[str] = set()
         while aggregation.step != "done":
@@ -217,8 +291,7 @@ class Federated:
         dealt.missing -= {dealt.places[name] for name in aggregation.survivors}
         dealt.missing |= {dealt.places[name] for name in lost}
         log.info("round %d: the sum of %d nodes", round, len(aggregation.survivors))
-        _, encoding = self.agreement.at(level)
-        return encoding.decoded(aggregation.total(), round)
+        return aggregation.total()
 
     def _counts(self, deal: Deal, name: str) -> bool:
         """Whether a member's credential counts still: it was looked at when keys were dealt."""
@@ -251,7 +324,7 @@ class Federated:
     def _ready(self, round: int) -> tuple[Dealt, set[int]]:
         """A dealing with a session left, and who can be reached now."""
         dealt, agreement = self.dealt, self.agreement
-        if dealt is not None and dealt.left:
+        if dealt is not None and dealt.left and dealt.deal.dealing.size == self._size(round):
             there = set(self.courier.nodes(agreement.aggregation.least, agreement.timeout))
             members = set(dealt.places.values())
             complete = there <= members - dealt.missing
@@ -277,6 +350,9 @@ class Federated:
         missing = {places[name] for name in deal.dropped["share"]} | self.doubted
         return Dealt(deal, {name: places[name] for name in deal.members}, missing=missing)
 
+    def _size(self, round: int) -> int:
+        return self.agreement.encodings(round)[0].size
+
     def _dealing(self, round: int) -> Dealing:
         agreement = self.agreement
         graph = agreement.graph  # whoever is there, or says so
@@ -286,9 +362,11 @@ class Federated:
             run=self.run + agreement.fingerprint,
             # Never the same again, not even by a server that was started anew.
             number=secrets.randbelow(2**62),
-            # Where the server picks, every round has other nodes.
-            sessions=1 if self._picks else max(1, min(agreement.rounds - round + 1, fitting)),
-            size=agreement.encoding.size,
+            # Where the server picks, every round has other nodes; the measurement has its own size.
+            sessions=1
+            if self._picks or not round
+            else max(1, min(agreement.rounds - round + 1, fitting)),
+            size=self._size(round),
             threshold=graph.threshold,
             least=agreement.aggregation.least,
             degree=graph.degree,
@@ -418,6 +496,12 @@ class Federated:
         By the ledger, or here where there is none: an attempt that fails later was paid for, and
         the statement is of T sums.
         """
+        if round == 0:
+            self._check_room(0)
+            self.opened.append(0)
+            if self.journal is not None:
+                self.journal.ledger.charge_scaling(opened=True)
+            return
         if self.journal is not None:
             self.journal.charge(round)
             self.journal.wait()
@@ -427,9 +511,15 @@ class Federated:
 
     def _check_room(self, round: int) -> None:
         """Raise where no further sum may be opened: nodes count, too, and would refuse to begin."""
-        if self.journal is not None:
+        opened = sum(each > 0 for each in self.opened)
+        if round == 0:
+            if 0 in self.opened:
+                raise BudgetExhaustedError(LOST_SUM)
+            if self.journal is not None:
+                self.journal.ledger.check_opening()
+        elif self.journal is not None:
             self.journal.ledger.check(round)
-        elif self.agreement.plan is not None and len(self.opened) >= self.agreement.rounds:
+        elif self.agreement.plan is not None and opened >= self.agreement.rounds:
             raise BudgetExhaustedError(
                 f"the budget is spent: all {self.agreement.rounds} planned sums have been opened, "
                 f"some of them in attempts that failed later, so round {round} is not released. "
@@ -447,6 +537,13 @@ def _listed(names: Iterable[str]) -> str:
     found = sorted(names)
     more = len(found) - LISTED
     return ", ".join(found[:LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _by_columns(scaling: Scaling) -> tuple[Any, ...]:
+    """What there is about a scaling that follows from the columns."""
+    names = ("origin", "threshold", "indicator", "limit", "ranked")
+    columns = tuple(name for name, _ in scaling.columns)
+    return columns, *(getattr(scaling, name) for name in names)
 
 
 def _bytes(answer: Message, name: str) -> bytes:
@@ -492,7 +589,14 @@ def federate(
             ledger=None if ledger is None else Path(ledger),
         )
 
+    made: list[Federated] = []
+
     def federation(kept: Kept | None) -> Federated:
+        if not made:
+            made.append(begun(kept))
+        return made[0]
+
+    def begun(kept: Kept | None) -> Federated:
         journal = kept.journal if kept else None
         run = secrets.token_bytes(RUN_BYTES) if journal is None else bytes.fromhex(
             journal.ledger.run
@@ -513,4 +617,6 @@ def federate(
         seeds=(seed, seed),
         ranks=Ranks(),
         callbacks=callbacks,
+        scale=lambda kept: federation(kept).scale(),
+        measured=0 if agreement.measured is None else agreement.measured.size,
     )

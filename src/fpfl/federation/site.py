@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fpfl.data.federated import FederatedDataset
+    from fpfl.data.inputs import Scaling
     from fpfl.fairness.totals import Weights
     from fpfl.federation.agreement import Agreement
     from fpfl.federation.contribution import Contribution
@@ -468,7 +469,12 @@ class Guarded:
         return self.made.agreement
 
     def vector(
-        self, round: int, w: Tensor, weights: Weights | None, level: int | None = None
+        self,
+        round: int,
+        w: Tensor | None = None,
+        weights: Weights | None = None,
+        level: int | None = None,
+        scaling: Scaling | None = None,
     ) -> NDArray[np.uint32]:
         """As `Contribution.vector`."""
         ledger, agreement = self.node.ledger, self.made.agreement
@@ -478,7 +484,7 @@ class Guarded:
         if account is None or not account.approved:
             self.node._admit(agreement)
         ledger.give_vector(self.session, name, round, self.node.site.count)
-        return self.made.vector(round, w, weights, level)
+        return self.made.vector(round, w, weights, level, scaling)
 
 
 def _asked(request: Mapping[str, Any]) -> bytes:

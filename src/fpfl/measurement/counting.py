@@ -15,10 +15,11 @@ sum without is z_k, bit for bit, whoever else there is, in any order and in any 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fpfl.measurement.cells import Cells, Ints, places
 
@@ -61,16 +62,33 @@ def whole_sum(
     left_out = np.array(sorted(without), dtype=np.int64)
     total = np.zeros(sum(each.size for each in columns), dtype=np.int64)
     for rows in chunks:
-        if not len(rows.owner):
-            continue
-        owner = rows.owner - rows.owner.min()
-        sizes = np.bincount(owner)
         stays = np.isin(rows.owner, left_out, invert=True)
-        for codes, column, place in zip(rows.codes, columns, places(columns), strict=True):
-            there = np.flatnonzero((codes >= 0) & stays)
-            key = owner[there] * column.size + codes[there]
-            found, count = np.unique(key, return_counts=True)
-            user, cell = np.divmod(found, column.size)
-            whole = (count.astype(np.int64) << STEP_BITS) // sizes[user]
+        for place, _, cell, whole in _counted(rows, columns, stays):
             np.add.at(total[place], cell, whole)
     return total
+
+
+def each_sum(rows: CodedRows, columns: Sequence[Cells], users: range) -> Ints:
+    """z_k of each of these users, (users, cells); ``rows`` are all rows of theirs."""
+    found = np.zeros((len(users), sum(each.size for each in columns)), dtype=np.int64)
+    stays = np.ones(len(rows.owner), dtype=bool)
+    for place, user, cell, whole in _counted(rows, columns, stays):
+        found[user - users.start, place.start + cell] = whole
+    return found
+
+
+def _counted(
+    rows: CodedRows, columns: Sequence[Cells], stays: NDArray[np.bool_]
+) -> Iterator[tuple[slice, Ints, Ints, Ints]]:
+    """Each column's place, and there the users, cells and whole numbers that are not 0."""
+    if not len(rows.owner):
+        return
+    first = rows.owner.min()
+    owner = rows.owner - first
+    sizes = np.bincount(owner)
+    for codes, column, place in zip(rows.codes, columns, places(columns), strict=True):
+        there = np.flatnonzero((codes >= 0) & stays)
+        key = owner[there] * column.size + codes[there]
+        found, count = np.unique(key, return_counts=True)
+        user, cell = np.divmod(found, column.size)
+        yield place, user + first, cell, (count.astype(np.int64) << STEP_BITS) // sizes[user]

@@ -32,7 +32,7 @@ from fpfl.data.federated import FederatedDataset
 from fpfl.data.inputs import Found, InputColumn, Knots, share_width, through
 from fpfl.data.schema import HALF_WIDTH
 from fpfl.measurement.cells import NOWHERE, CategoryCells, Cells, Floats, Ints, NumberCells, places
-from fpfl.measurement.counting import CodedRows, whole_sum
+from fpfl.measurement.counting import CodedRows, each_sum, whole_sum
 from fpfl.measurement.intervals import normal_quantile, rank_error, ratio
 from fpfl.measurement.plan import MeasurementPlan
 from fpfl.measurement.result import MeasuredCategories, MeasuredNumber
@@ -93,15 +93,34 @@ def input_sum(
     return whole_sum(_chunks(data, columns, bins), input_cells(columns, bins), without)
 
 
+def input_vectors(
+    data: FederatedDataset, columns: Sequence[InputColumn], bins: int, at_once: int
+) -> Iterator[Ints]:
+    """z_k of all users, (users, cells), so many users at a time: where each is added up apart."""
+    cells = input_cells(columns, bins)
+    for users in _some(data, at_once):
+        yield each_sum(_coded(data, columns, bins, users), cells, users)
+
+
 def _chunks(
     data: FederatedDataset, columns: Sequence[InputColumn], bins: int
 ) -> Iterator[CodedRows]:
-    offsets = data.offsets.numpy()
-    for first in range(0, data.population, _AT_ONCE):
-        last = min(first + _AT_ONCE, data.population)
-        rows = _rows(data, slice(offsets[first], offsets[last]))
-        owner = np.repeat(np.arange(first, last), np.diff(offsets[first : last + 1]))
-        yield CodedRows(tuple(_codes(rows, column, bins) for column in columns), owner)
+    for users in _some(data, _AT_ONCE):
+        yield _coded(data, columns, bins, users)
+
+
+def _some(data: FederatedDataset, at_once: int) -> Iterator[range]:
+    for first in range(0, data.population, at_once):
+        yield range(first, min(first + at_once, data.population))
+
+
+def _coded(
+    data: FederatedDataset, columns: Sequence[InputColumn], bins: int, users: range
+) -> CodedRows:
+    offsets = data.offsets[users.start : users.stop + 1].numpy()
+    rows = _rows(data, slice(offsets[0], offsets[-1]))
+    owner = np.repeat(np.arange(users.start, users.stop), np.diff(offsets))
+    return CodedRows(tuple(_codes(rows, column, bins) for column in columns), owner)
 
 
 def _rows(data: FederatedDataset, place: slice) -> Floats:

@@ -93,7 +93,8 @@ class PrivacyPlan:
         A person may be on so many nodes of a federation. Conventions ``coins`` and ``picked``.
     measurement : float, optional
         σ₀: before the first round there is one more release, in which everybody takes part for
-        certain, with noise of σ₀ of its own bounds; every ε here has it in. Not for federations.
+        certain, with noise of σ₀ of its own bounds; every ε here has it in. In a federation whose
+        nodes add the noise σ₀ is what the honest ones add together.
 
     See Also
     --------
@@ -139,11 +140,6 @@ class PrivacyPlan:
             raise ValueError(
                 f"copies={copies} goes with the conventions of federations, {shared}, and not with "
                 f"{convention!r}"
-            )
-        if measurement is not None and REGISTER[convention].shares:
-            raise ValueError(
-                f"measurement={measurement:g} does not go with the convention {convention!r}, of "
-                "federations, where nobody has all rows to measure; leave it out"
             )
         fields = {
             "convention": convention,
@@ -367,7 +363,9 @@ real_population, copies, measurement
     def unamplified(self, participations: int) -> float:
         """ε of so many rounds against who knows the cohorts, with the honest sensitivity."""
         if self.terms.shares:
-            return shares_epsilon(self.noise_multiplier, participations, self.delta)
+            return shares_epsilon(
+                self.noise_multiplier, participations, self.delta, self.measurement
+            )
         return gaussian_epsilon(
             self.noise_multiplier,
             participations,

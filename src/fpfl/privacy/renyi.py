@@ -42,6 +42,14 @@ than with noise that one party adds:
   so rq stands for q.
 
 Sums modulo 2³², and the masks of secure aggregation, are post-processing of the noisy sum.
+
+A measurement before the first round is one more sum, in which everybody may be for certain: with
+honest shares that come to the noise multiplier σ₀ of its own encoding, each order has
+
+    α/(2σ₀²)
+
+more. That is the curve above without coins, and divergences of one order add up, whatever the
+later releases take from the earlier ones.
 """
 
 from __future__ import annotations
@@ -203,32 +211,77 @@ def coins_renyi(order: int, noise: float, chance: float) -> float:
     return min(max(total, 0.0) / (order - 1) * (1 + 1e-9) + 1e-13, order * half)
 
 
-def coins_epsilon(noise: float, chance: float, rounds: int, delta: float) -> float:
-    """ε of ``rounds`` releases with secret coins and noise in shares."""
+def coins_epsilon(
+    noise: float, chance: float, rounds: int, delta: float, measurement: float | None = None
+) -> float:
+    """ε of ``rounds`` releases with secret coins and noise in shares.
+
+    ``measurement`` is σ₀ of one more, which everybody is in for certain.
+    """
+    before = 0.0 if measurement is None else 1 / (2 * measurement**2)
     return min(
-        renyi_epsilon(rounds * coins_renyi(order, noise, min(chance, 1.0)), order, delta)
+        renyi_epsilon(
+            rounds * coins_renyi(order, noise, min(chance, 1.0)) + order * before, order, delta
+        )
         for order in ORDERS
     )
 
 
-def shares_epsilon(noise: float, times: int, delta: float) -> float:
+def shares_epsilon(
+    noise: float, times: int, delta: float, measurement: float | None = None
+) -> float:
     """ε for somebody who is known to have taken part ``times`` times: no amplification."""
-    return coins_epsilon(noise, 1.0, times, delta)
+    return coins_epsilon(noise, 1.0, times, delta, measurement)
 
 
-def calibrate_shares(epsilon: float, chance: float, rounds: int, delta: float) -> float:
+def measured_shares(
+    epsilon: float | None,
+    noise_multiplier: float | None,
+    *,
+    chance: float,
+    rounds: int,
+    delta: float,
+    share: float,
+) -> float:
+    """σ₀ by rule: of rounds that cost (1 − a) ε, and a measurement, which together cost ε.
+
+    The least σ₀ at the best order, with a the ``share``. Where σ is given in place of ε, its rounds
+    are those that cost (1 − a) ε. All of it is public.
+    """
+    if epsilon is not None:
+        noise = calibrate_shares((1 - share) * epsilon, chance, rounds, delta)
+    else:
+        noise = positive_number("noise_multiplier", noise_multiplier, hint="give s/C")
+        epsilon = coins_epsilon(noise, chance, rounds, delta) / (1 - share)
+    found = math.inf
+    for order in ORDERS:
+        rho = rounds * coins_renyi(order, noise, min(chance, 1.0))
+        room = epsilon + renyi_gain(order, delta) - rho
+        if room > 0:
+            found = min(found, math.sqrt(order / (2 * room)))
+    return found * (1 + 1e-9)
+
+
+def calibrate_shares(
+    epsilon: float, chance: float, rounds: int, delta: float, measurement: float | None = None
+) -> float:
     """The least σ, to a part in ten thousand, whose ε is at most ``epsilon``.
 
-    A chance of 1 is no amplification.
+    A chance of 1 is no amplification. ``measurement`` is σ₀ of a release that is in ε, too.
     """
     target = positive_number("epsilon", epsilon, most=100.0, hint="give the ε to calibrate to")
     probability("delta", delta, hint="leave it out for 1 / (10 * population)")
     low, high = _NOISE
-    if coins_epsilon(high, chance, rounds, delta) > target:
+    if measurement is not None and shares_epsilon(measurement, 1, delta) >= target:
+        raise ValueError(
+            f"the measurement alone, with the noise multiplier {measurement:g}, costs more than "
+            f"ε = {target:g} at δ = {delta:g}; give it more noise, or leave it out"
+        )
+    if coins_epsilon(high, chance, rounds, delta, measurement) > target:
         raise ValueError(f"no noise is enough for ε = {epsilon:g} at δ = {delta:g}: allow for more")
     while high > low * (1 + 1e-5):
         middle = math.sqrt(low * high)
-        if coins_epsilon(middle, chance, rounds, delta) <= target:
+        if coins_epsilon(middle, chance, rounds, delta, measurement) <= target:
             high = middle
         else:
             low = middle

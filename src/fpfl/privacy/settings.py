@@ -226,12 +226,23 @@ class Privacy:
             checked_pair(self.convention, self.neighbours),
             REGISTER[self.convention],
         )
+        delta = self.delta or 1 / (10 * population)
+        if terms.measured is not None:
+            chance = 1.0 if terms.sampler.everybody else self.copies * cohort / population
+            return terms.measured(
+                self.epsilon,
+                self.noise_multiplier,
+                min(1.0, chance),
+                rounds,
+                delta,
+                terms.measurement_share,
+            )
         return measurement_noise(
             self.epsilon,
             self.noise_multiplier,
             q=min(1.0, cohort / population),
             rounds=rounds,
-            delta=self.delta or 1 / (10 * population),
+            delta=delta,
             sensitivity=terms.sensitivity[neighbours],
             share=terms.measurement_share,
         )

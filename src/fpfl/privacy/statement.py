@@ -25,6 +25,7 @@ from fpfl.privacy.assumptions import (
 )
 from fpfl.privacy.conventions.base import REGISTER
 from fpfl.privacy.gaussian import gaussian_epsilon
+from fpfl.privacy.renyi import shares_epsilon
 from fpfl.store.typed import typed
 
 if TYPE_CHECKING:
@@ -216,7 +217,8 @@ class PrivacyStatement:
             more_server, value = whole_numbers(most, self.delta_server, run.numbers, part=1e-7)
             server_terms.append(DeltaTerm("noise in whole numbers", value))
         if self.aggregation is not None:
-            sessions = self.rounds * self.aggregation.attempts
+            releases = self.rounds + (self.measurement is not None)
+            sessions = releases * self.aggregation.attempts
             what = f"secure aggregation, up to {sessions:,} sessions"
             terms.append(DeltaTerm(what, sessions * BREACH))
             server_terms.append(terms[-1])
@@ -439,16 +441,20 @@ class PrivacyStatement:
         if self.measurement is None:
             return 0.0
         chance = self.delta - sum(term.value for term in self.delta_terms)
+        if REGISTER[self.convention].shares:
+            return shares_epsilon(self.measurement, 1, chance)
         reach = float(self.sensitivity_honest)
         return gaussian_epsilon(self.measurement, 1, chance, sensitivity=reach)
 
     def _measured(self) -> list[str]:
         if self.measurement is None:
             return []
+        picked = self.convention == "picked" and self.aggregation is not None
+        who = "those whose nodes are picked take part" if picked else "everybody takes part"
         return [
             "Before the first round the inputs' columns were measured once, to scale them: "
-            "histograms over public bins and counts of declared categories, in which everybody "
-            f"takes part, with noise of {self.measurement:.4g} bounds (standard deviation). "
+            "histograms over public bins and counts of declared categories, in which "
+            f"{who}, with noise of {self.measurement:.4g} bounds (standard deviation). "
             f"Every ε here has it in; alone it would be ε = {round_up(self.epsilon_measurement)}.",
         ]
 

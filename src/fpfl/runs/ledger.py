@@ -38,6 +38,12 @@ LOST_MEASUREMENT = (
     "run may cost, so nothing is released; start a new run, which is charged for its own"
 )
 
+LOST_SUM = (
+    "the sum of the inputs' measurement was about to be opened once, in an attempt that failed "
+    "later: it counts as released. A second one is not in what this run may cost, so nothing is "
+    "released; start a new run, which is charged for its own"
+)
+
 
 class CopiedRunError(ValueError):
     """A run folder that may be a copy, resumed where the original could be, too."""
@@ -70,6 +76,7 @@ class RunLedger:
         self.scaling: dict[str, Any] | None = None
         self._moved = False
         self._torn = 0
+        self._opening = False
         self._charge_lines = 0
         self._mechanism = self.terms.mechanism if self.terms else None
         self._rounds = self.terms.rounds if self.terms else 0
@@ -342,13 +349,22 @@ class RunLedger:
         self._take({"kind": "measurement", **record})
         self.chain.sync()
 
-    def charge_scaling(self) -> None:
+    def check_opening(self) -> None:
+        """Raise where the sum of the measurement counts as opened, and was not written down."""
+        # A simulation draws the same noise, and releases the same figures again.
+        if self._opening and self.scaling is None and not self.simulation:
+            raise BudgetExhaustedError(LOST_SUM)
+
+    def charge_scaling(self, *, opened: bool = False) -> None:
         """Charge the population for the measurement before the first round; before it is made.
 
         A run that is resumed charges it where nothing was written down of it: a release that no
         process outlived was seen by nobody, and is the one that was charged then. Of a folder that
         was restored one cannot know that: the run that it is a copy of may have gone on, with
         other figures. Nor where a line was torn, which others may have read.
+
+        ``opened`` says that others have a part in opening the sum, as in a federation: then a line
+        of the run's own says before that it will be, and it is never opened again.
         """
         mechanism = self.terms.measurement if self.terms else None
         if mechanism is None or self.scaling is not None:
@@ -356,6 +372,7 @@ class RunLedger:
                 "this run has no measurement to charge: it was planned without one, or has made it"
             )
         assert self._mechanism is not None  # a run with terms is private
+        self.check_opening()
         charged = self.population is None or self._scaling_charges(mechanism) > 0
         # A simulation draws the same noise, and releases the same figures again.
         if self._torn and charged and not self.simulation:
@@ -366,6 +383,10 @@ class RunLedger:
                 raise BudgetExhaustedError(NO_MEASUREMENT)
             self.population.charge(self.run, mechanism, None, "measurement")
             self.population.sync()
+        if opened:
+            self.chain.append("opening", mechanism=mechanism.as_dict())
+            self._take({"kind": "opening"})
+            self.chain.sync()
 
     def _scaling_charges(self, mechanism: Mechanism) -> int:
         """How many charges of it the population has that nothing else here accounts for."""
@@ -439,6 +460,8 @@ class RunLedger:
             self.evaluations.append(record)
         elif kind == "measurement":
             self.measurements.append(record)
+        elif kind == "opening":
+            self._opening = True
         elif kind == "scaling":
             self.scaling = record
             # The population's ledger has a charge for it, too.

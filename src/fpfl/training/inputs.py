@@ -8,7 +8,7 @@ anything is computed with it, and a run that goes on reads what was written.
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,6 +17,7 @@ import torch
 from fpfl.aggregation.noise import NoiseSource
 from fpfl.data.federated import FederatedDataset
 from fpfl.data.inputs import InputColumn, Scaling, Source, scaling_of
+from fpfl.data.schema import Schema
 from fpfl.measurement.inputs import (
     bins_for,
     exact_inputs,
@@ -26,7 +27,6 @@ from fpfl.measurement.inputs import (
     unknown,
 )
 from fpfl.measurement.plan import MeasurementPlan, plan_measurement
-from fpfl.privacy.conventions.base import REGISTER
 from fpfl.privacy.filter import Mechanism
 from fpfl.privacy.plan import PrivacyPlan
 from fpfl.privacy.settings import Privacy
@@ -61,13 +61,8 @@ class Inputs:
         """How a population's inputs are to be scaled; None where they are used as they are."""
         if not measure or not data.columns or data.lazy:
             return None
-        if privacy is not None and REGISTER[privacy.convention].shares:
-            return None  # a federation's: nobody has all rows
         size = data.schema.shape[0]
-        # A regression's label stands behind the inputs.
-        if any(
-            column.first + column.size > size + (column.first == size) for column in data.columns
-        ):
+        if too_many(data.columns, data.schema):
             raise ValueError(
                 f"the data's columns are about more inputs than the {size} that samples have: its "
                 "features are not those of the table any more. Take the columns away, "
@@ -154,6 +149,12 @@ class Inputs:
         return scaling
 
 
+def too_many(columns: Sequence[InputColumn], schema: Schema) -> bool:
+    """Whether columns are about more inputs than samples have; a regression's label is behind."""
+    most = schema.shape[0] + (schema.label_range is not None)
+    return any(column.first + column.size > most for column in columns)
+
+
 def _charged(
     journal: Journal | PopulationJournal | None, mechanism: Mechanism | None
 ) -> Collection[int]:
@@ -186,18 +187,32 @@ def from_first(inputs: Inputs, scaling: Scaling | None, ranks: Ranks) -> Scaling
         assert scaling is not None  # this is the first
         return scaling
     mine = scaling or scaling_of(inputs.columns, inputs.size)
-    # How many knots there are is public: what is ranked has some, whatever was found.
-    knots = np.array(mine.knots).reshape(-1).tolist()
-    numbers = (*mine.label, *mine.centre, *mine.width, *knots)
+    numbers = numbers_of(mine)
     bits = struct.unpack(f"<{len(numbers)}q", struct.pack(f"<{len(numbers)}d", *numbers))
     same = ranks.numbers_from_first(list(bits))
-    found = struct.unpack(f"<{len(numbers)}d", struct.pack(f"<{len(numbers)}q", *same))
-    first, last = 2 + inputs.size, 2 + 2 * inputs.size
-    pairs = np.array(found[last:]).reshape(len(mine.ranked), -1, 2).tolist()
+    return with_numbers(
+        mine, struct.unpack(f"<{len(numbers)}d", struct.pack(f"<{len(numbers)}q", *same))
+    )
+
+
+def numbers_of(scaling: Scaling) -> tuple[float, ...]:
+    """The numbers of a scaling that are found out; the others follow from the columns.
+
+    How many there are is public: what is ranked has knots, whatever was found.
+    """
+    knots = np.array(scaling.knots).reshape(-1).tolist()
+    return (*scaling.label, *scaling.centre, *scaling.width, *knots)
+
+
+def with_numbers(scaling: Scaling, numbers: Sequence[float]) -> Scaling:
+    """A scaling with other such numbers, as many as it has; a ValueError where they are none."""
+    first, last = 2 + scaling.inputs, 2 + 2 * scaling.inputs
+    each = len(scaling.knots[0]) if scaling.knots else 0
+    pairs = np.array(numbers[last:]).reshape(len(scaling.ranked), each, 2).tolist()
     return replace(
-        mine,
-        label=(found[0], found[1]),
-        centre=found[2:first],
-        width=found[first:last],
+        scaling,
+        label=(numbers[0], numbers[1]),
+        centre=tuple(numbers[2:first]),
+        width=tuple(numbers[first:last]),
         knots=tuple(tuple((place, share) for place, share in each) for each in pairs),
     )

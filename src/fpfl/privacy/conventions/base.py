@@ -68,6 +68,9 @@ class Convention:
     measurement_share
         The part of ε that a measurement of the inputs is planned for, so that by this accountant it
         costs 3% at most.
+    measured
+        σ₀ of that by this accountant, for (ε or None, σ or None, chance, rounds, δ, share); None
+        where a Gaussian mechanism stands for the rounds (`fpfl.privacy.accounting`).
     """
 
     name: str
@@ -82,6 +85,7 @@ class Convention:
     secret: bool = False
     capped: tuple[str, ...] = ()
     measurement_share: float = 0.029
+    measured: Callable[[float | None, float | None, float, int, float, float], float] | None = None
 
 
 REGISTER: dict[str, Convention] = {}

@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fpfl.privacy.conventions.base import EVERYBODY, Convention, Sampler, register
-from fpfl.privacy.renyi import calibrate_shares, coins_epsilon, coins_renyi
+from fpfl.privacy.renyi import (
+    calibrate_shares,
+    coins_epsilon,
+    coins_renyi,
+    measured_shares,
+)
 from fpfl.privacy.sampling import FixedSizeSampling, PoissonSampling
 
 if TYPE_CHECKING:
@@ -21,12 +26,24 @@ def _renyi(mechanism: Mechanism, order: int, unamplified: float) -> float:
 
 def _epsilon(plan: PrivacyPlan, population: int, sensitivity: int) -> float:
     chance = plan.chance(population)
-    return coins_epsilon(plan.noise_multiplier, chance, plan.participations, plan.delta)
+    times = plan.participations
+    return coins_epsilon(plan.noise_multiplier, chance, times, plan.delta, plan.measurement)
 
 
 def _calibrate(plan: PrivacyPlan, epsilon: float) -> float:
     chance = plan.chance(plan.population)
-    return calibrate_shares(epsilon, chance, plan.participations, plan.delta)
+    return calibrate_shares(epsilon, chance, plan.participations, plan.delta, plan.measurement)
+
+
+def _measured(
+    epsilon: float | None,
+    noise: float | None,
+    chance: float,
+    rounds: int,
+    delta: float,
+    share: float,
+) -> float:
+    return measured_shares(epsilon, noise, chance=chance, rounds=rounds, delta=delta, share=share)
 
 
 _RENYI = "Rényi DP of noise in shares (Kairouz, Liu and Steinke 2021)"
@@ -44,6 +61,7 @@ register(
         "2019)",
         shares=True,
         secret=True,
+        measured=_measured,
     )
 )
 register(
@@ -57,5 +75,6 @@ register(
         words="picked by the server",
         accountant=f"{_RENYI}, without amplification",
         shares=True,
+        measured=_measured,
     )
 )
