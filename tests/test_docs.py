@@ -341,7 +341,7 @@ THREATS = ROOT / "docs" / "threat-model.md"
 
 
 @cache
-def tests_in(path: Path) -> frozenset[str]:
+def named_in(path: Path) -> frozenset[str]:
     """The names of a file's tests."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     return frozenset(
@@ -358,7 +358,7 @@ def test_tests_that_pages_name_exist() -> None:
         for file, name in re.findall(r"`([\w/]+\.py)::(\w+)`", page.read_text(encoding="utf-8")):
             path = ROOT / "tests" / (file if "/" in file else f"federation/{file}")
             assert path.is_file(), f"{page.name} names {file}"
-            assert name in tests_in(path), f"{page.name} names {file}::{name}"
+            assert name in named_in(path), f"{page.name} names {file}::{name}"
             named += 1
     assert named > 50
 

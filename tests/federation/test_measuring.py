@@ -308,7 +308,7 @@ def test_it_is_charged_before_it_is_opened_and_written_down_before_it_is_used(tm
     agreed = agreement()
     path = tmp_path / "population.jsonl"
     with PopulationLedger.create(
-        path, epsilon=40.0, delta=1e-3, population=USERS, neighbours="zero-out"
+        path, epsilon=40.0, delta=5e-4, population=USERS, neighbours="zero-out"
     ) as population:
         assert population.charged_rounds("x") == 0  # fmt: skip
     run = federated(agreed, folder=tmp_path / "run", ledger=path)

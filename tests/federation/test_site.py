@@ -826,7 +826,7 @@ def test_the_client_app_keeps_to_the_site(tmp_path, monkeypatch, caplog):
     with pytest.raises(Abandoned):
         server._attempt(1_000_000, broadcast(1_000_000, w, None))
     assert "from 1 to 2" in caplog.text
-    server._attempt(1, w, None, None)
+    server._attempt(1, broadcast(1, w, None))
     for i in range(5):
         assert RECORD not in grid.context(i).state.config_records
         states = list((tmp_path / f"node-{i}" / "identity.states").glob("*.state"))
