@@ -14,7 +14,7 @@ from federated import Memory, agreement, with_seed
 
 from fpfl.aggregation.encoding import hadamard, in_ring
 from fpfl.federation.agreement import Agreement
-from fpfl.federation.contribution import Contribution
+from fpfl.federation.contribution import Contribution, broadcast
 from fpfl.federation.rounds import Federated
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -30,9 +30,9 @@ def summed(agreed: Agreement) -> torch.Tensor:
     """The first round's sum, in clip bounds; coins and noise are the same each time."""
     courier = Memory(agreed)
     server = Federated(agreed, courier, courier.key, b"r" * 16)
-    total = server._attempt(1, agreed.spec.flat.vector(), None, None)
+    total = server._attempt(1, broadcast(1, agreed.spec.flat.vector(), None))
     assert not courier.refused
-    return total * agreed.encoding.units
+    return agreed.encoding.decoded(total, 1) * agreed.encoding.units
 
 
 def lied(agreed: Agreement, lie: torch.Tensor, monkeypatch: Any) -> torch.Tensor:
