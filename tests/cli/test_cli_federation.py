@@ -161,7 +161,7 @@ def test_the_commands_are_a_script(tmp_path):
     )  # fmt: skip
     checked = subprocess.run(["sh", "-n"], input=script, text=True, check=False)
     assert checked.returncode == 0
-    assert script.count("flower-supernode") == 3
+    assert script.count("fpfl-supernode") == 3
     assert "--enable-supernode-auth" in script
     assert "--ssl-certfile" in script
     words = shlex.split(script.replace("\\\n", " "), comments=True)
