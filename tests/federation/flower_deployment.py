@@ -468,17 +468,22 @@ class Deployment:
         self.wait_for(admitted, timeout, f"node {i} to be admitted")
 
     def refused(self, i: int, timeout: float = PATIENCE, **changes: Any) -> tuple[int, str]:
-        """Start a node that is not to be admitted: its exit code and its log."""
+        """Start a node that is not to be admitted: its exit code and its log.
+
+        Where the proxy refuses its first call, Flower's SuperNode fails and its process may stay:
+        that it was refused is what counts, and its code is that of a kill then.
+        """
         process = self._start(f"stranger-{i}", self.supernode_command(i, **changes))
         self._others.append(process)
 
         def ended() -> bool:
             if "SuperNode ID:" in read(process.log):
                 raise self.error("a stranger was admitted")
-            return not process.alive()
+            return not process.alive() or "403 Forbidden" in read(process.log)
 
         self.wait_for(ended, timeout, "the stranger to give up")
-        return process.popen.returncode, read(process.log)
+        self._kill(process)
+        return process.popen.wait(), read(process.log)
 
     def kill_node(self, i: int) -> None:
         """SIGKILL for node ``i`` and all that it started, the ClientApp it runs too."""
